@@ -11,7 +11,7 @@ import sys
 
 import decode_worker.main
 import prefill_worker.main
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 try:
     from kvrelay.config.schema import ClusterConfig

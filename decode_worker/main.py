@@ -6,8 +6,8 @@ from decode_worker.stage import DecodeStage
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.worker import host
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime import host
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 async def serve(
@@ -16,5 +16,5 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Serves with a decode stage; see `kvrelay.worker.host.serve`."""
+    """Serves with a decode stage; see `kvrelay.worker.runtime.host.serve`."""
     return await host.serve(settings, DecodeStage, stop, model, runner)

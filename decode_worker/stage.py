@@ -14,12 +14,12 @@ from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
 from kvrelay.types import SequenceSpec
-from kvrelay.worker.busy import RecentMean
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
+from kvrelay.worker.steps.busy import RecentMean
 
 
 class DecodeStage(Stage):

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kv_transfer.arena import Arena, gathered, places_in, read_blocks, write_blocks
-from kv_transfer.block_copy import copy_blocks
-from kv_transfer.conversion import Span, convert
-from kv_transfer.digest import MULTILINEAR, XXH3, multilinear_digests
+from kv_transfer.blocks.arena import Arena, gathered, places_in, read_blocks, write_blocks
+from kv_transfer.blocks.block_copy import copy_blocks
+from kv_transfer.blocks.conversion import Span, convert
+from kv_transfer.blocks.digest import MULTILINEAR, XXH3, multilinear_digests
+from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
-from kv_transfer.plan import Layers, Places
 from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss, Unimplemented
 from kvrelay.types import KvLayout

@@ -6,8 +6,8 @@ import math
 
 import xxhash
 
+from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
-from kv_transfer.plan import Layers, Places
 from kvrelay.errors import DataLoss
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest

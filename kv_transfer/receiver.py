@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from kv_transfer.arena import Arena
 from kv_transfer.block_writer import BlockWriter
+from kv_transfer.blocks.arena import Arena
+from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.call import ACCEPTED
-from kv_transfer.copy_threads import in_thread
 from kv_transfer.frame_validator import FrameValidator
 from kv_transfer.layout_check import LayoutCheck
 from kv_transfer.lease import Lease, LeaseTable

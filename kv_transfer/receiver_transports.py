@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from kv_transfer.copy_threads import in_thread
+from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.transports import Inbound, memory
 from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kv_transfer.transports.group_inbound import ReceiverGroups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kv_transfer.arena import Arena, device_of
+from kv_transfer.blocks.arena import Arena, device_of
 from kv_transfer.channels import Channels
 from kv_transfer.push import Push
 from kv_transfer.retry_policy import PushAttempt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from kv_transfer.copy_threads import to_its_end
+from kv_transfer.blocks.copy_threads import to_its_end
 from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.messages import PrefixSource

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.worker import host
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime import host
+from kvrelay.worker.runtime.settings import WorkerSettings
 from prefill_worker.stage import PrefillStage
 
 
@@ -16,5 +16,5 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Serves with a prefill stage; see `kvrelay.worker.host.serve`."""
+    """Serves with a prefill stage; see `kvrelay.worker.runtime.host.serve`."""
     return await host.serve(settings, PrefillStage, stop, model, runner)

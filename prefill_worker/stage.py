@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.errors import KvRelayError, Unimplemented
 from kvrelay.messages import (

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from kv_transfer.block_copy import HostBytes
-from kv_transfer.plan import Layers, Places
+from kv_transfer.blocks.block_copy import HostBytes
+from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 

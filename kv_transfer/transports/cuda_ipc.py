@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from kv_transfer.arena import digest_kind
-from kv_transfer.cuda_memory import HANDLE_BYTES, CudaMemory
+from kv_transfer.blocks.arena import digest_kind
+from kv_transfer.blocks.cuda_memory import HANDLE_BYTES, CudaMemory
 from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.named import NamedBlocks, NamedOutbound
 from kvrelay.errors import Unimplemented

@@ -15,10 +15,10 @@ from itertools import count
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from kv_transfer.arena import Arena, digest_kind, places_in, read_blocks
-from kv_transfer.block_copy import copy_blocks
-from kv_transfer.digest import multilinear_digests
-from kv_transfer.plan import Places
+from kv_transfer.blocks.arena import Arena, digest_kind, places_in, read_blocks
+from kv_transfer.blocks.block_copy import copy_blocks
+from kv_transfer.blocks.digest import multilinear_digests
+from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import layers_of
 from kv_transfer.transports.pair_group import MAX_IDLE, SENDER, PairGroup, open_store
 from kvrelay.messages import HandoffTarget

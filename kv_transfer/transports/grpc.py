@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kv_transfer.arena import Arena, digests_of, on_host, pieces
-from kv_transfer.block_copy import digest_blocks
-from kv_transfer.plan import Places
+from kv_transfer.blocks.arena import Arena, digests_of, on_host, pieces
+from kv_transfer.blocks.block_copy import digest_blocks
+from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss
 from kvrelay.types import KvLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from weakref import WeakValueDictionary
 
-from kv_transfer.arena import Arena
+from kv_transfer.blocks.arena import Arena
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
 from kvrelay.types import KvLayout

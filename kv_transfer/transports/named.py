@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kv_transfer.arena import Arena, digests_of, settle
-from kv_transfer.block_copy import HostBytes
-from kv_transfer.plan import Copy, Places, byte_copies
+from kv_transfer.blocks.arena import Arena, digests_of, settle
+from kv_transfer.blocks.block_copy import HostBytes
+from kv_transfer.blocks.plan import Copy, Places, byte_copies
 from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss, Unimplemented
 from kvrelay.types import KvLayout

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import torch
 
-from kv_transfer.arena import Arena, digest_kind
-from kv_transfer.nixl_agent import NixlAgent
-from kv_transfer.plan import Copy
+from kv_transfer.blocks.arena import Arena, digest_kind
+from kv_transfer.blocks.plan import Copy
 from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.named import NamedBlocks, NamedOutbound
+from kv_transfer.transports.nixl_agent import NixlAgent
 from kvrelay.errors import Unavailable
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena

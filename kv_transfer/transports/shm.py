@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kv_transfer.block_copy import HostBytes
+from kv_transfer.blocks.block_copy import HostBytes
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
 from kvrelay.types import KvLayout

@@ -80,7 +80,7 @@ async def _control(
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.security.credentials import Credentials
     from kvrelay.state.registry import Registry
-    from kvrelay.worker.settings import WorkerSettings
+    from kvrelay.worker.runtime.settings import WorkerSettings
 
     stop = StopRequest()
     sizes: dict[PoolName, int] = {

@@ -16,7 +16,7 @@ from kvrelay.launch.pool_switch import Roles
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 _POLL_S = 1.0
 _ENDS_PROCESS = "raise_sys_exit_with_custom_error_message"
@@ -58,7 +58,7 @@ class WorkerActor:
             with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._drain)):
                 if not await self._served_by_fork(settings):
                     # Imported here, because a forked worker needs none of it in this process.
-                    from kvrelay.worker.process import run_in_process
+                    from kvrelay.worker.runtime.process import run_in_process
 
                     await run_in_process(settings.worker_id, self._roles.serve(settings))
             if orphaned.done():

@@ -12,7 +12,7 @@ from typing import Any
 from kvrelay import errors
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.types import Claim
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 def settings_to_json(settings: WorkerSettings) -> dict[str, Any]:

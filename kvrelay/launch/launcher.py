@@ -18,7 +18,7 @@ from kvrelay.launch.ray_worker import RayWorker
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types import PoolName, Role
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 1.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types import PoolName
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 log = get_logger("worker")
 
@@ -53,8 +53,8 @@ class Roles:
         import decode_worker.main
         import prefill_worker.main
         from kv_transfer.transport_selection import host_id
-        from kvrelay.worker.model_loading import load_weights
-        from kvrelay.worker.standby import stand_by
+        from kvrelay.worker.runtime.model_loading import load_weights
+        from kvrelay.worker.runtime.standby import stand_by
 
         mains = {"prefill": prefill_worker.main, "decode": decode_worker.main}
         model = await load_weights(settings)

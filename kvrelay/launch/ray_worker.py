@@ -14,7 +14,7 @@ from kvrelay.launch.actor import WorkerActor
 from kvrelay.launch.placement import Amounts, Placement
 from kvrelay.process.telemetry import LEVEL_VARIABLE, get_logger
 from kvrelay.types import Role
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 log = get_logger("launch")
 

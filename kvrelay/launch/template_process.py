@@ -19,7 +19,7 @@ from kvrelay.launch.forked_worker import settings_from_json
 from kvrelay.launch.orphans import Orphans
 from kvrelay.launch.pool_switch import Roles
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 # Time in which a worker must end after its actor.
 _ORPHAN_S = 5.0
@@ -96,7 +96,7 @@ def _worker(connection: socket.socket) -> None:
 async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
     """Serves until told to end. Returns how the worker ended."""
     # Imported here, because processes that launch workers import this module and do not need torch.
-    from kvrelay.worker.process import run_in_process
+    from kvrelay.worker.runtime.process import run_in_process
 
     configure_logging()
     roles = Roles()

@@ -13,9 +13,9 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Code
 from kvrelay.messages import Event, Failed
 from kvrelay.types import Claim, PoolName, SequenceSpec
-from kvrelay.worker.engine_thread import EngineThread
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker.steps.engine_thread import EngineThread
 
 Key = tuple[str, int]
 """Identifies one attempt of a request: request id, attempt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_transfer.arena import device_of
+from kv_transfer.blocks.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import OnCommit, Receiver
 from kvrelay.messages import HandoffTarget

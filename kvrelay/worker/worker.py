@@ -25,13 +25,13 @@ from kvrelay.messages import (
 from kvrelay.types import SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.heartbeat import Heartbeat
-from kvrelay.worker.meter import Meter
 from kvrelay.worker.sequence import Work
 from kvrelay.worker.sequence_check import sequence_flaw
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import BuildStage, Start
-from kvrelay.worker.step_loop import StepLoop
-from kvrelay.worker.step_tokens import append_tokens
+from kvrelay.worker.steps.meter import Meter
+from kvrelay.worker.steps.step_loop import StepLoop
+from kvrelay.worker.steps.step_tokens import append_tokens
 
 HOUSEKEEPING_S = 0.1
 

@@ -42,7 +42,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.messages import Reserved, TokenBatch
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes, frame_to_bytes
 from kvrelay.worker.session import RouterSession
-from kvrelay.worker.step_loop import StepLoop
+from kvrelay.worker.steps.step_loop import StepLoop
 
 HOLD_S = 30.0  # at most
 JUMP_S = 300.0

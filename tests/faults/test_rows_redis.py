@@ -14,7 +14,7 @@ from faults.fleet import Fleet, record
 from faults.history import Case, Evidence, FaultRecord
 from faults.prompts import OTHER, PROMPT
 
-from kvrelay.worker.registration import TTL_S
+from kvrelay.worker.runtime.registration import TTL_S
 from router.runtime.driver import FORGET_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]

@@ -30,16 +30,16 @@ from typing import Any
 from faults.points import Points, Tell, teller
 
 import decode_worker.main
-import kvrelay.worker.host
 import kvrelay.worker.inbound_kv
+import kvrelay.worker.runtime.host
 import prefill_worker.main
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import configure_logging, flush_logs
 from kvrelay.state.registry import Registry
 from kvrelay.types import WorkerInfo
-from kvrelay.worker.engine_thread import EngineThread
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker.steps.engine_thread import EngineThread
 
 STEP_S = 0.002  # at least, of a worker whose steps are slow: nobody feels ten times less than that
 _PR_SET_PDEATHSIG = 1
@@ -113,7 +113,7 @@ async def _serve(order: dict[str, Any], out: int) -> None:
     if "slow" in order:
         _slow_down(order["slow"])
     if "grace_s" in order:
-        kvrelay.worker.host.DRAIN_GRACE_S = order["grace_s"]
+        kvrelay.worker.runtime.host.DRAIN_GRACE_S = order["grace_s"]
     stop = StopRequest()
     stop.install()
     config = ClusterConfig.model_validate(order["config"])

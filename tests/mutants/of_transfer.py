@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "the copy is waited for when its push is cancelled",
-        "kv_transfer/copy_threads.py",
+        "kv_transfer/blocks/copy_threads.py",
         "cancelled = error\n",
         "raise\n",
         ("unit/kv_transfer/test_in_thread.py::test_cancelled_it_waits_for_the_function",),
@@ -277,7 +277,7 @@ MUTANTS = (
     ),
     Mutant(
         "each head goes to the rank that has it",
-        "kv_transfer/conversion.py",
+        "kv_transfer/blocks/conversion.py",
         "number += rank * (len(span.places.sizes) // span.layout.ranks)",
         "number += 0",
         (

@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "a step that hangs ends its worker",
-        "kvrelay/worker/step_watch.py",
+        "kvrelay/worker/steps/step_watch.py",
         "return self.age_s > self.bound_s",
         "return False",
         (
@@ -351,14 +351,14 @@ MUTANTS = (
     ),
     Mutant(
         "a step that raises is run apart",
-        "kvrelay/worker/step_loop.py",
+        "kvrelay/worker/steps/step_loop.py",
         "found = await run_apart(batch, raised, self._run)",
         "found = dict.fromkeys(batch, raised)",
         ("unit/worker/test_step_faults.py::test_less_memory_than_a_step_needs_fails_nobody",),
     ),
     Mutant(
         "an engine that fails for all is not asked for each sequence",
-        "kvrelay/worker/bisection.py",
+        "kvrelay/worker/steps/bisection.py",
         "if not worked and runs >= most_runs_in_vain(len(items)):",
         "if False:",
         (
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "many culprits side by side are not taken for a broken engine",
-        "kvrelay/worker/bisection.py",
+        "kvrelay/worker/steps/bisection.py",
         "pending.sort(key=len)",
         "pass",
         (

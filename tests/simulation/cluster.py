@@ -44,8 +44,8 @@ from kvrelay.process.stop_request import StopRequest
 from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, Claim, PoolName, Role, StandbyWorker
 from kvrelay.worker.context import Identity
-from kvrelay.worker.host import host_worker, worker_builder
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.host import host_worker, worker_builder
+from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.worker import Worker
 from prefill_worker.stage import PrefillStage
 from router.observability.heartbeat import Heartbeat
@@ -250,7 +250,7 @@ class Cluster:
         self.kill(member.process)
 
     async def _stand_by(self, member: Member) -> bool:
-        """As kvrelay.worker.standby does; whether it joins a pool."""
+        """As kvrelay.worker.runtime.standby does; whether it joins a pool."""
         entry = StandbyWorker(member.worker_id, "ready", HOST_ID, 1, 0, 0)
         with suppress(Unavailable):
             async with await Registry.connect(URL) as registry:

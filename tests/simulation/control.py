@@ -222,7 +222,7 @@ class ControlSimulation:
         worker.process.kill()
 
     async def run_worker(self, worker: ControlWorker, claim: Any) -> None:
-        """As `kvrelay.worker.host` does: the model is loaded, then it registers and sends
+        """As `kvrelay.worker.runtime.host` does: the model is loaded, then it registers and sends
         heartbeats.
         """
         await asyncio.sleep(self.rng.choice((0.1, 0.5, 2.0)))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Router.runtime.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
 CLIENT_KEEPALIVE_S = 4.0
-SERVER_KEEPALIVE_S = 10.0  # kvrelay.worker.grpc_server: 5 s and 5 s
+SERVER_KEEPALIVE_S = 10.0  # kvrelay.worker.runtime.grpc_server: 5 s and 5 s
 
 # What messages tell of that counts as a fault
 SIGHTINGS = {b"the lease ended before": "a lease expired"}

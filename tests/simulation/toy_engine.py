@@ -61,7 +61,7 @@ def answer(prompt: tuple[int, ...], params: SamplingParams, version: int = 0) ->
 
 
 class Arena:
-    """kv_transfer.arena.Arena in plain memory, which holds rubbish at first."""
+    """kv_transfer.blocks.arena.Arena in plain memory, which holds rubbish at first."""
 
     fd = 0  # named in frames, never opened
 

@@ -36,7 +36,7 @@ from kvrelay.wire.worker import (
     event_from_proto,
     pb,
 )
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
 

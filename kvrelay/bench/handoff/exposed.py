@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, cast
 
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
 from kvrelay.bench.handoff.peer import Peer, receiving

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from kv_transfer.block_copy import without_kernel
+from kv_transfer.blocks.block_copy import without_kernel
 from kv_transfer.channels import message_bytes
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
@@ -26,7 +26,7 @@ from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.messages import HandoffTarget
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer
-from kvrelay.worker.heap import keep_freed_memory
+from kvrelay.worker.runtime.heap import keep_freed_memory
 
 # Worker id of the sending end.
 SENDER = "sending"

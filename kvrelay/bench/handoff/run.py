@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kv_transfer.block_copy import without_kernel
+from kv_transfer.blocks.block_copy import without_kernel
 from kvrelay.bench.cost import model_cost
 from kvrelay.bench.environment import machine_name, model_folder
 from kvrelay.bench.handoff.exposed import Exposed, measure_exposed
@@ -15,7 +15,7 @@ from kvrelay.bench.handoff.rates import Rate, measure_rates
 from kvrelay.bench.handoff.wire_limits import WireLimits, measure_wire_limits
 from kvrelay.bench.run import Progress
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.worker.heap import keep_freed_memory
+from kvrelay.worker.runtime.heap import keep_freed_memory
 
 _MIB = 2**20
 _SIZES = tuple(size * _MIB for size in (1, 4, 16, 64, 256, 512))

@@ -11,9 +11,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer import block_copy
-from kv_transfer.block_copy import HostBytes, copy_blocks, digest_blocks, without_kernel
-from kv_transfer.plan import Places
+from kv_transfer.blocks import block_copy
+from kv_transfer.blocks.block_copy import HostBytes, copy_blocks, digest_blocks, without_kernel
+from kv_transfer.blocks.plan import Places
 
 
 @pytest.fixture(params=["kernel", "numpy"])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.transfer_ends import KEY, decode_end, sender_of
 
-from kv_transfer.conversion import Span, convert
-from kv_transfer.plan import Layers, Places
+from kv_transfer.blocks.conversion import Span, convert
+from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.types import KvLayout, LayerKv

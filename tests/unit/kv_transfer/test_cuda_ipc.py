@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, sender_of
 
-from kv_transfer import cuda_memory
-from kv_transfer.arena import places_in
-from kv_transfer.cuda_memory import HANDLE_BYTES, CudaMemory
-from kv_transfer.digest import MULTILINEAR, multilinear_digests
+from kv_transfer.blocks import cuda_memory
+from kv_transfer.blocks.arena import places_in
+from kv_transfer.blocks.cuda_memory import HANDLE_BYTES, CudaMemory
+from kv_transfer.blocks.digest import MULTILINEAR, multilinear_digests
 from kv_transfer.push import Push
 from kv_transfer.retry_policy import PushAttempt
 from kv_transfer.transports import cuda_ipc, named

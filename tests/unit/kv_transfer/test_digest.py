@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.transfer_ends import LAYOUT, MemoryFile
 
-from kv_transfer.arena import places_in
 from kv_transfer.block_writer import BlockWriter
-from kv_transfer.digest import MULTILINEAR, multilinear_digests
+from kv_transfer.blocks.arena import places_in
+from kv_transfer.blocks.digest import MULTILINEAR, multilinear_digests
+from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
-from kv_transfer.plan import Layers, Places
 from kv_transfer.transports import Source
 from kvrelay.errors import DataLoss, Unimplemented
 from kvrelay.types import KvLayout, LayerKv

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
 
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.sender import Sender
 from kvrelay.errors import DataLoss, FailedPrecondition
 from kvrelay.types import KvLayout, LayerKv

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kv_transfer.copy_threads import in_thread
+from kv_transfer.blocks.copy_threads import in_thread
 
 
 async def test_it_returns_and_raises_what_the_function_does() -> None:

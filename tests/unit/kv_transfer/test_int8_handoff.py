@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.transfer_ends import KEY, MemoryFile, decode_end, sender_of
 
-from kv_transfer.arena import digests_of
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.arena import digests_of
+from kv_transfer.blocks.plan import Layers
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.segment import Segment
 

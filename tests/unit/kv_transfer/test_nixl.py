@@ -18,10 +18,10 @@ import pytest
 import torch
 from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, needs_nixl, sender_of
 
-from kv_transfer.nixl_agent import NixlAgent
 from kv_transfer.sender import Sender
 from kv_transfer.transports import nixl
 from kv_transfer.transports.nixl import NixlReader
+from kv_transfer.transports.nixl_agent import NixlAgent
 from kvrelay.errors import DataLoss, Unavailable, Unimplemented
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import KvBlocks, RemoteArena

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.plan import Layers, Places, byte_copies, byte_ranges
+from kv_transfer.blocks.plan import Layers, Places, byte_copies, byte_ranges
 from kvrelay.types import KvLayout, LayerKv
 
 LAYOUTS = st.builds(

@@ -14,9 +14,9 @@ import pytest
 import xxhash
 from support.transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end
 
-from kv_transfer.arena import digests_of, read_blocks
+from kv_transfer.blocks.arena import digests_of, read_blocks
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.lease import Lease
-from kv_transfer.plan import Layers
 from kv_transfer.transports import Source
 from kv_transfer.transports.grpc import GrpcInbound
 from kvrelay.errors import (

@@ -14,7 +14,7 @@ from kvrelay.errors import ConfigError, NotFound
 from kvrelay.launch.actor import on_this_node
 from kvrelay.launch.launcher import require_gpus
 from kvrelay.models import resolve_model
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 def settings(worker_host: str) -> WorkerSettings:

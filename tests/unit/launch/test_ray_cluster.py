@@ -18,7 +18,7 @@ from kvrelay.launch import ray_cluster, ray_probe
 from kvrelay.launch.launcher import RayLauncher
 from kvrelay.launch.ray_cluster import RayCluster
 from kvrelay.launch.ray_probe import check_ray
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 LARGE = ClusterConfig.model_validate({"decode": {"resources": {"num_cpus": 2}}})
 

@@ -27,7 +27,7 @@ from kvrelay.process.child import command_of
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types import StandbyWorker, WorkerInfo
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 CONFIG = ClusterConfig.model_validate({"model": {"dtype": "float32"}, "kv": {"memory": "4MiB"}})
 pytestmark = pytest.mark.timeout(300)

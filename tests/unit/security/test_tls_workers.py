@@ -23,9 +23,9 @@ from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.security.tls_roles import WORKER_NAME
 from kvrelay.wire.transfer import kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
-from kvrelay.worker import grpc_server
-from kvrelay.worker.grpc_server import worker_server
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime import grpc_server
+from kvrelay.worker.runtime.grpc_server import worker_server
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 def config(made: Certificates | None, transport: str = "auto") -> ClusterConfig:

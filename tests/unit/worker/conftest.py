@@ -7,7 +7,7 @@ from support.worker_harness import Engine
 
 from kvrelay.clock import ManualClock
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.worker import host
+from kvrelay.worker.runtime import host
 
 
 @pytest.fixture

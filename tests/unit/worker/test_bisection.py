@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.worker.bisection import most_runs_in_vain, run_apart
+from kvrelay.worker.steps.bisection import most_runs_in_vain, run_apart
 
 
 class Engine:

@@ -13,14 +13,14 @@ import pytest
 from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.worker.cores import Cores
+from kvrelay.worker.runtime.cores import Cores
 
 HERE = os.sched_getaffinity(0)
 
 HOLDER = """
 import sys
 from pathlib import Path
-from kvrelay.worker.cores import Cores
+from kvrelay.worker.runtime.cores import Cores
 cores = Cores(int(sys.argv[1]), Path(sys.argv[2]))
 print(*sorted(cores.taken), flush=True)
 sys.stdin.read()

@@ -13,8 +13,8 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
 from kvrelay.types import PoolName
-from kvrelay.worker.model_loading import load_runner
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.model_loading import load_runner
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 class Asked(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.worker_harness import workers
 
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer

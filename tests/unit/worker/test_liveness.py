@@ -21,8 +21,9 @@ from kvrelay.messages import Refused, RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
-from kvrelay.worker import process, step_watch
-from kvrelay.worker.step_watch import StepHung
+from kvrelay.worker.runtime import process
+from kvrelay.worker.steps import step_watch
+from kvrelay.worker.steps.step_watch import StepHung
 
 CONFIG = ClusterConfig.model_validate(
     {
@@ -134,9 +135,9 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import configure_logging
-from kvrelay.worker import step_watch
-from kvrelay.worker.process import run_in_process
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.steps import step_watch
+from kvrelay.worker.runtime.process import run_in_process
+from kvrelay.worker.runtime.settings import WorkerSettings
 import decode_worker.main
 
 run = ModelRunner.run
@@ -185,7 +186,7 @@ async def test_a_process_whose_engine_hangs_ends_and_shows_where(
 
 _FROZEN_LOOP = """
 import asyncio, threading
-from kvrelay.worker import process
+from kvrelay.worker.runtime import process
 
 async def freeze():
     await asyncio.sleep(0)

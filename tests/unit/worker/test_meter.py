@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvrelay.clock import ManualClock
-from kvrelay.worker.meter import Meter
+from kvrelay.worker.steps.meter import Meter
 
 
 def test_the_95th_percentile_of_20_waits_is_not_the_longest() -> None:

@@ -29,8 +29,8 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
-from kvrelay.worker import step_watch
-from kvrelay.worker.step_watch import StepHung
+from kvrelay.worker.steps import step_watch
+from kvrelay.worker.steps.step_watch import StepHung
 from prefill_worker.fetch_cost_model import FetchCostModel
 
 NEW_TOKENS = 12

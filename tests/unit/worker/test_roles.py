@@ -19,8 +19,8 @@ from kvrelay.messages import RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, SamplingParams, SequenceSpec, WorkerInfo
-from kvrelay.worker import model_loading, registration
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime import model_loading, registration
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 PROMPT = tuple(range(2, 63))
 SPEC = SequenceSpec(

@@ -16,7 +16,7 @@ import pytest
 from support.step_faults import LOGITS, RAISED, Kind, StepFaults
 from support.worker_harness import Session, Workers, load_of, workers
 
-from kv_transfer.plan import Layers
+from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code

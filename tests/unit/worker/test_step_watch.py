@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.worker.step_watch import FIRST_S, LEAST_S, POLL_S, TIMES_SLOWEST, StepWatch
+from kvrelay.worker.steps.step_watch import FIRST_S, LEAST_S, POLL_S, TIMES_SLOWEST, StepWatch
 
 
 def polled_until_hung(watch: StepWatch, now: float, period: float = POLL_S) -> float:

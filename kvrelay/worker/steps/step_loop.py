@@ -13,10 +13,10 @@ from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.engine.segment import Segment
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
-from kvrelay.worker.bisection import run_apart
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Work
+from kvrelay.worker.steps.bisection import run_apart
 
 log = get_logger(__name__)
 

@@ -24,12 +24,12 @@ from kvrelay.state.registry import Registry
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.context import Identity, WorkerContext
-from kvrelay.worker.cores import Cores
-from kvrelay.worker.grpc_server import MAX_MESSAGE_BYTES, worker_server
-from kvrelay.worker.model_loading import load_runner
-from kvrelay.worker.registration import publish_heartbeats, sign_off
+from kvrelay.worker.runtime.cores import Cores
+from kvrelay.worker.runtime.grpc_server import MAX_MESSAGE_BYTES, worker_server
+from kvrelay.worker.runtime.model_loading import load_runner
+from kvrelay.worker.runtime.registration import publish_heartbeats, sign_off
+from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.session import WorkerService
-from kvrelay.worker.settings import WorkerSettings
 from kvrelay.worker.stage import BuildStage
 from kvrelay.worker.worker import Worker
 

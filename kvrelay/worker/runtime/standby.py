@@ -17,10 +17,10 @@ from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, StandbyWorker
-from kvrelay.worker.meter import resident_bytes
-from kvrelay.worker.model_loading import load_runner
-from kvrelay.worker.proof import prove
-from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.runtime.model_loading import load_runner
+from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker.steps.meter import resident_bytes
+from kvrelay.worker.steps.proof import prove
 
 # Seconds. Rarer than a serving worker's heartbeat, to cost little.
 HEARTBEAT_S = 1.0

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kv_transfer.block_copy import Digests, HostBytes, copy_blocks, digest_blocks
-from kv_transfer.digest import MULTILINEAR, XXH3, multilinear_digests
-from kv_transfer.plan import Layers, Places, byte_ranges
+from kv_transfer.blocks.block_copy import Digests, HostBytes, copy_blocks, digest_blocks
+from kv_transfer.blocks.digest import MULTILINEAR, XXH3, multilinear_digests
+from kv_transfer.blocks.plan import Layers, Places, byte_ranges
 from kvrelay.types import KvLayout
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.process.loop_stall import LoopStalls
 from kvrelay.process.telemetry import flush_logs, get_logger
-from kvrelay.worker.step_watch import StepHung
+from kvrelay.worker.steps.step_watch import StepHung
 
 # Seconds that the event loop may be blocked. Routers and the actuator avoid the worker long before.
 LOOP_S = 60.0

@@ -16,9 +16,9 @@ from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.telemetry import get_logger
-from kvrelay.worker.heap import keep_freed_memory
-from kvrelay.worker.settings import WorkerSettings
-from kvrelay.worker.step_watch import POLL_S
+from kvrelay.worker.runtime.heap import keep_freed_memory
+from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker.steps.step_watch import POLL_S
 
 log = get_logger("worker")
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kv_transfer.plan import Copy
+from kv_transfer.blocks.plan import Copy
 from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
 
 # Polling interval in seconds. NIXL does not report the end of a read, so it is polled.

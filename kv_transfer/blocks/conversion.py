@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kv_transfer.plan import Layers, Places
+from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.types import SCALE_DTYPE, KvLayout, LayerKv
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kv_transfer.plan import Places, byte_copies
+from kv_transfer.blocks.plan import Places, byte_copies
 from kvrelay.compiler.compiled import NativeUnavailable, compiled
 from kvrelay.process.telemetry import get_logger
 
@@ -146,6 +146,6 @@ def without_kernel() -> str:
 
 @functools.cache
 def _kernel() -> Any:
-    kernel = compiled(Path(__file__).parent / "kernels").kvrelay_blocks
+    kernel = compiled(Path(__file__).parents[1] / "kernels").kvrelay_blocks
     kernel.restype = None
     return kernel

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from kv_transfer.plan import Places
+from kv_transfer.blocks.plan import Places
 
 Digests = tuple[int, ...]
 

@@ -14,9 +14,9 @@ from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.segment import Segment
 from kvrelay.process.telemetry import get_logger
-from kvrelay.worker.busy import BusyTime
-from kvrelay.worker.proof import PROVING_STEPS, proving_segment
-from kvrelay.worker.step_watch import POLL_S, StepHung, StepWatch
+from kvrelay.worker.steps.busy import BusyTime
+from kvrelay.worker.steps.proof import PROVING_STEPS, proving_segment
+from kvrelay.worker.steps.step_watch import POLL_S, StepHung, StepWatch
 
 log = get_logger(__name__)
 

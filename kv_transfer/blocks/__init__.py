@@ -1,0 +1,1 @@
+"""KV blocks in memory: their places, layouts, copies and digests."""

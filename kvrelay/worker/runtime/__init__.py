@@ -1,0 +1,1 @@
+"""The process of a worker: its settings, model, listener and registration."""

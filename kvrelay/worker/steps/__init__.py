@@ -1,0 +1,1 @@
+"""The engine's steps: their loop, their watch and their measurement."""
