@@ -17,7 +17,7 @@ from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRel
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
-_TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
+_TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
@@ -33,8 +33,12 @@ CHANNEL_OPTIONS = (
 
 def check_target(target: str) -> None:
     """Raises InvalidArgument unless `target` is HOST:PORT."""
-    if not _TARGET.match(target):
-        raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="target")
+    match = _TARGET.match(target)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise InvalidArgument(
+            f"{target!r} is not a target; give HOST:PORT with a port from 1 to 65535",
+            field="target",
+        )
 
 
 class BaseClient:
@@ -69,7 +73,9 @@ class BaseClient:
     ) -> None:
         self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
         if not self.targets:
-            raise InvalidArgument("no target; give HOST:PORT of a router", field="targets")
+            raise InvalidArgument(
+                "targets is empty; give HOST:PORT of at least one router", field="targets"
+            )
         for target in self.targets:
             check_target(target)
         self._timeout = timeout
@@ -112,7 +118,7 @@ class BaseClient:
     def _raise_if_forked(self) -> None:
         if self._forked:
             raise FailedPrecondition(
-                "this process was forked from one that used the client; make another client here"
+                "the client was used before this process was forked; create a client after the fork"
             )
 
     def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:

@@ -84,7 +84,7 @@ class BaseStream:
 
     def _left(self) -> None:
         if self._error is None and not self._answer.finished:
-            self._error = Cancelled("the stream was left before the answer's end")
+            self._error = Cancelled("the stream was closed before the answer was complete")
 
     def _take(self, response: wire.GenerateResponse | None = None) -> Iterator[Token]:
         """Yields the tokens that the caller has not read yet, including those of `response`. Tokens

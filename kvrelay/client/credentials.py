@@ -23,7 +23,7 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
     word = token.strip()
     if not word or not word.isascii() or not word.isprintable() or " " in word:
         raise InvalidArgument(
-            "token is not one word of printable ASCII; give what the token's file holds",
+            "token is not one word of printable ASCII; give the content of the token file",
             field="token",
         )
     return (("authorization", f"Bearer {word}"),)
@@ -42,8 +42,8 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     if not isinstance(tls, bytes | str | os.PathLike):
         kind = type(tls).__name__
         raise InvalidArgument(
-            f"tls is of type {kind}; give True, the path or the content of a PEM file, or "
-            f"grpc.ChannelCredentials",
+            f"tls has type {kind}; allowed are bool, the path or content of a PEM file, and "
+            "grpc.ChannelCredentials",
             field="tls",
         )
     name, content = (
@@ -51,7 +51,9 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     )
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise InvalidArgument(
-            f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls"
+            f"tls: {name} contains no PEM certificate; give the certificate of the CA that signed "
+            "the server's",
+            field="tls",
         )
     return grpc.ssl_channel_credentials(content)
 

@@ -133,12 +133,18 @@ async def test_a_live_request_id_twice(endpoints: Endpoints) -> None:
     await endpoints.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("header", ["x" * 10_240, "a\x7f", "ä"])
-async def test_a_request_id_in_a_header(endpoints: Endpoints, header: str) -> None:
+@pytest.mark.parametrize(
+    # HTTP allows no control character in a header.
+    ("header", "param"),
+    [("x" * 10_240, "request_id"), ("a\x7f", None), ("ä", "request_id")],
+)
+async def test_a_request_id_in_a_header(
+    endpoints: Endpoints, header: str, param: str | None
+) -> None:
     response = await endpoints.http.post(
         "/v1/completions", json=GOOD_BODY, headers={"x-request-id": header.encode("latin-1")}
     )
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "request_id")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     await endpoints.check_nothing_is_left()
 
 

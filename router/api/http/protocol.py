@@ -50,6 +50,14 @@ class _Refused(Exception):
         self.status = status
 
 
+def _status_of(error: httptools.HttpParserError) -> int:
+    """Returns the status of a request that the parser, or a callback of the parser, rejects."""
+    cause = error.__context__
+    if isinstance(cause, _Refused):
+        return cause.status
+    return 505 if str(error) == "Invalid HTTP version" else 400
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Adds bounds to uvicorn's protocol.
 
@@ -156,8 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stay_with_http1()
             return int(upgrade.args[0])
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._refuse(cause.status if isinstance(cause, _Refused) else 400)
+            self._refuse(_status_of(error))
         except _Refused as error:
             self._refuse(error.status)
         return len(piece)

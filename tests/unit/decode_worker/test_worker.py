@@ -104,7 +104,10 @@ async def test_a_command_for_the_other_pool_fails_its_sequence_alone(
         await decode.send(Prefill(spec("b"), replace(reserved.target)))
         failed = await decode.event()
         assert isinstance(failed, Failed)
-        assert (failed.request_id, failed.message) == ("b", "a decode worker does not take Prefill")
+        assert (failed.request_id, failed.message) == (
+            "b",
+            "a decode worker does not accept Prefill",
+        )
         await decode.send(Abort("a", 0))
         await running.settled()
 

@@ -267,7 +267,7 @@ async def test_a_frame_that_comes_after_its_blocks_were_given_away_is_refused(
         await all_blocks_released(decode)
         await hand_over(another, decode, ("new", 0), transport)
         go_on.set()
-        with pytest.raises(NotFound, match="lease 1 is unknown"):
+        with pytest.raises(NotFound, match="lease 1 does not exist"):
             await late
         assert arrived(decode) == [other.block(n) for n in (1, 2, 5, 4)]
         assert [lease.key for lease, _, _ in decode.committed] == [("new", 0)]

@@ -417,19 +417,19 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
             "INTERNAL",
             "not a JSON object",
         ),
-        (sse({"choices": 7}), "INTERNAL", "an event of the answer cannot be read"),
-        (sse({"choices": [None]}), "INTERNAL", "cannot be read"),
+        (sse({"choices": 7}), "INTERNAL", "an event of the answer is invalid"),
+        (sse({"choices": [None]}), "INTERNAL", "is invalid"),
         (sse({"usage": 5}), "INTERNAL", "usage is 5, not an object"),
         (
             sse({"usage": {"prompt_tokens": "many"}}, "[DONE]"),
             "INTERNAL",
             "prompt_tokens is 'many', not a number",
         ),
-        (sse({"kvrelay": {"ledger": {"phases": 3}}}, "[DONE]"), "INTERNAL", "cannot be read"),
+        (sse({"kvrelay": {"ledger": {"phases": 3}}}, "[DONE]"), "INTERNAL", "is invalid"),
         (
             sse({"kvrelay": {"ledger": LATE}}, "[DONE]"),
             "INTERNAL",
-            "the account of the answer cannot be read",
+            "the account of the answer is invalid",
         ),
     ],
 )
@@ -488,7 +488,7 @@ def test_what_a_server_says_it_sent_is_believed_and_nulls_are_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(None, "serves no model"), ([7], "/v1/models cannot be read")]
+    ("data", "message"), [(None, "serves no model"), ([7], "/v1/models is invalid")]
 )
 def test_an_odd_list_of_models_is_one_line_and_1(
     capsys: Output, data: object, message: str

@@ -73,7 +73,7 @@ async def test_routers_and_workers_are_let_in_for_their_own_calls_alone(
         async with grpc.aio.secure_channel(
             info.address, grpc.ssl_channel_credentials(*admin), options
         ) as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match="not for admin"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the certificate has admin"):
                 await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=60)
         (info,) = await running.registry.workers()
         assert info.state == "ready", "none of these drained it"
@@ -105,7 +105,7 @@ async def test_a_worker_with_a_routers_certificate_does_not_start(
     settings = WorkerSettings(
         "decode-0", "decode", str(tiny_model("llama")), "unix:///nowhere", config(made)
     )
-    with pytest.raises(ConfigError, match="has the role router; it must have worker"):
+    with pytest.raises(ConfigError, match="has the role router; it must have the role worker"):
         await decode_worker.main.serve(settings, StopRequest())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +43,14 @@ async def test_the_tokens_are_those_of_the_local_path(
 ) -> None:
     sent: list[tuple[int, int, Layers]] = []
     in_step: list[bool] = []
-    computing = False
+    computing, left = False, threading.Event()
     send, run = Push.send, ModelRunner.run
 
     def noted(push: Push, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
         assert layers is not None
         sent.append((first, len(blocks), layers))
         in_step.append(computing)
+        left.set()
         send(push, first, blocks, layers)
 
     def watched(
@@ -57,7 +59,10 @@ async def test_the_tokens_are_those_of_the_local_path(
         nonlocal computing
         computing = True
         try:
-            return run(runner, segments, on_layer)
+            sampled = run(runner, segments, on_layer)
+            # On a busy machine a step ends before the event loop has sent anything.
+            assert on_layer is None or left.wait(60)
+            return sampled
         finally:
             computing = False
 

@@ -261,6 +261,7 @@ def test_without_a_gpu_one_is_told(device: str, tiny_model: Callable[[str], Path
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(
-        ConfigError, match=f"{device}: torch .* finds . CUDA devices; .*num_gpus: 0"
+        ConfigError,
+        match=f"{device} is not available: torch .* finds . CUDA devices; .*num_gpus: 0",
     ):
         ModelRunner.load(str(tiny_model("llama")), kv_bytes=1 << 20, device=device)

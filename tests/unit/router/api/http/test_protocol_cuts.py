@@ -136,6 +136,7 @@ REFUSED = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "two hosts": (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
     "version 2": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
+    "version 3": (b"GET / HTTP/3.0\r\n" + HOST + b"\r\n", 505),
     "version 0.9": (b"GET /\r\n\r\n", 505),
     "a URL with a user": (b"GET http://u@a/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "a name": (b"GET a HTTP/1.1\r\n" + HOST + b"\r\n", 400),
