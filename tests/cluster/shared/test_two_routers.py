@@ -21,7 +21,7 @@ KINDS, CLIENTS, REQUESTS, LENGTH = 6, 14, 60, 40
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 PROMPT = list(range(20, 120))
-TOKENS = 1000  # far more than come before the router is killed
+TOKENS = 3000  # far more than come before the router is killed
 
 
 async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningCluster) -> None:
@@ -36,7 +36,8 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
             either.generate(token_ids=PROMPT, max_tokens=TOKENS, ignore_eos=True, **way)  # type: ignore[arg-type]
             for way in ways
         ]
-        seen = [len((await anext(stream)).token_ids) for stream in streams]
+        begun = await asyncio.gather(*map(anext, streams))
+        seen = [len(event.token_ids) for event in begun]
         cluster.local._routers[-1].kill()
         relayed = [await stream.result() for stream in streams]
     assert all(0 < number < TOKENS for number in seen)
