@@ -11,15 +11,16 @@ import sys
 
 import decode_worker.main
 import prefill_worker.main
-from kvrelay.worker.runtime.settings import WorkerSettings
 
 try:
     from kvrelay.config.schema import ClusterConfig
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.process.telemetry import configure_logging, flush_logs
+    from kvrelay.worker.runtime.settings import WorkerSettings
 except ModuleNotFoundError:  # a build of 0.1
     from kvrelay.stop_request import StopRequest
     from kvrelay.telemetry import configure_logging, flush_logs
+    from kvrelay.worker.settings import WorkerSettings
 
     from kvrelay.config import ClusterConfig
 
