@@ -55,8 +55,9 @@ class BaseClient:
 
     A client that has made a call cannot be used after a fork, because gRPC's connections cannot:
     calls in the child raise FailedPrecondition. Create a client in each process, or create none
-    before the fork. Raises InvalidArgument for a target that is not HOST:PORT, a token that is not
-    one word, or tls without a certificate.
+    before the fork. Do not fork while a stream is open: gRPC does not support it, so the child may
+    crash and the parent's stream may stall. Raises InvalidArgument for a target that is not
+    HOST:PORT, a token that is not one word, or tls without a certificate.
     """
 
     # The module grpc or grpc.aio.
