@@ -196,7 +196,7 @@ class Dispatcher:
             if worker_id in entry.life.holders:
                 begun = max(begun, entry.attempt_begun)
             effects += self._settle(entry, entry.life.worker_lost(worker_id, expected, now), now)
-            if entry.life.suspicion.guilty:
+            if entry.life.crashes.is_poison:
                 self.quarantine.add(entry.life.request, now)
         if not expected:
             effects += _notices(
@@ -292,7 +292,7 @@ class Dispatcher:
         elif isinstance(event, Reserved):
             self._workers.accepted(worker_id)
         elif isinstance(event, HandedOff):
-            self._workers.links.worked(placed.prefill, placed.decode)
+            self._workers.link_health.worked(placed.prefill, placed.decode)
             self._workers.remember(placed.decode, entry.hashes)
         elif isinstance(event, Failed) and event.of_sequence:
             # The next attempt shows whether the worker or the request is at fault.
@@ -311,7 +311,7 @@ class Dispatcher:
             # Neither the worker nor the link is at fault.
             return []
         if handoff_failed(placed, worker_id, event.code):
-            seconds = self._workers.links.failed(
+            seconds = self._workers.link_health.failed(
                 placed.prefill, placed.decode, begun, event.message, now
             )
             text = f"hand-offs to {placed.decode} fail for {seconds} s: {event.message}"
@@ -445,7 +445,7 @@ class Dispatcher:
         wait = Wait("it may have killed a worker, so it waits for its turn alone")
         queued = False
         self._throughput.advance(now)
-        broken = self._workers.links.broken(now)
+        broken = self._workers.link_health.broken(now)
         # Model versions without room. Requests for other versions continue.
         without_room: set[ModelVersion] = set()
 
@@ -492,10 +492,10 @@ class Dispatcher:
         """Whether the request is suspected of killing workers and has to wait. Unproven suspects
         never run side by side, so another death identifies the poison request.
         """
-        suspicion = self._entries[request_id].life.suspicion
-        if not suspicion.suspected:
+        crashes = self._entries[request_id].life.crashes
+        if not crashes.suspected:
             return False
-        return now < suspicion.not_before or not all(
+        return now < crashes.not_before or not all(
             one.life.proven for one in self._suspects.values()
         )
 
@@ -519,7 +519,7 @@ class Dispatcher:
         if entry.preempted_at is not None:
             entry.begun += now - entry.preempted_at
             entry.preempted_at = None
-        if entry.life.suspicion.suspected:
+        if entry.life.crashes.suspected:
             self._suspects[request_id] = entry
         effects = entry.life.assign(assignment, next(self._attempts), now)
         entry.claim = self._workers.place(entry.life, assignment, entry.hashes, now)

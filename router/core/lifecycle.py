@@ -51,7 +51,7 @@ from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec
 from router.core.effects import Effect, Emit, End, Send
 from router.core.ledger import Timeline
 from router.core.path_policy import Assignment
-from router.core.poison_detection import Suspicion
+from router.core.poison_detection import CrashHistory
 from router.core.request import Request
 from router.core.retry_budget import RetryBudget
 from router.core.workers.link_health import handoff_failed
@@ -108,7 +108,7 @@ class Lifecycle:
         self.timeline = Timeline(request.arrival)
         # Workers that failed this request.
         self.avoid: frozenset[str] = frozenset()
-        self.suspicion = Suspicion()
+        self.crashes = CrashHistory()
         # The worker that had no next token for the sequence. Empty once another worker has a token.
         self.fault = ""
         # Number of attempts that failed on a worker or lost their worker.
@@ -169,7 +169,7 @@ class Lifecycle:
         """Whether each worker of the attempt has given a token and survived, past the point of the
         last attempt's death.
         """
-        return self.assignment is not None and self.suspicion.outlived(self._decoded)
+        return self.assignment is not None and self.crashes.outlived(self._decoded)
 
     @property
     def new_tokens(self) -> int:
@@ -249,10 +249,10 @@ class Lifecycle:
         if expected or planned:
             return self._again(reason, worker_id, now)
         if self._computes(worker_id):
-            self.suspicion.worker_died(self._decoded, now)
-            if self.suspicion.guilty:
+            self.crashes.worker_died(self._decoded, now)
+            if self.crashes.is_poison:
                 error = Internal(
-                    f"{self.suspicion.deaths} workers crashed while they computed this "
+                    f"{self.crashes.deaths} workers crashed while they computed this "
                     "request; it is not retried"
                 )
                 return self._give_up(error, reason, gone=worker_id)

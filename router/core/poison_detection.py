@@ -5,7 +5,8 @@ from __future__ import annotations
 # Delay before the next attempt of a suspect. Other workers may be failing at the same time. In
 # seconds.
 PAUSE_S = 0.25
-GUILTY = 2.0
+# Score from which a request is not retried.
+POISON_SCORE = 2.0
 # An attempt with more tokens runs well, so the request did not cause the worker's death.
 YOUNG_TOKENS = 32
 # An attempt must outlive the last attempt by this many tokens, because a dying worker loses some
@@ -13,8 +14,8 @@ YOUNG_TOKENS = 32
 SLACK = 8
 
 
-class Suspicion:
-    """Suspicion score of one request: a weighted count of unexpected worker deaths.
+class CrashHistory:
+    """Unexpected worker deaths of one request, weighted to a score.
 
     - A death adds 1 if the attempt had made no progress: it had no token, or none beyond the death
       of the last attempt.
@@ -22,7 +23,7 @@ class Suspicion:
       requests on the worker are equally suspect.
     - From 1 on, the request is a suspect. It runs beside no other suspect until it has outlived its
       last death, so the next death finds it the only suspect on the worker.
-    - At GUILTY, the request is not retried.
+    - At POISON_SCORE, the request is not retried.
 
     A request that kills each worker in its first step costs two workers. A request that kills each
     worker a few tokens later costs three. No request that ran beside it fails for that reason.
@@ -32,7 +33,7 @@ class Suspicion:
     """
 
     def __init__(self) -> None:
-        self.weight = 0.0
+        self.score = 0.0
         # Number of deaths that count.
         self.deaths = 0
         self.not_before = 0.0  # seconds of the router's clock
@@ -42,16 +43,16 @@ class Suspicion:
     @property
     def suspected(self) -> bool:
         """Whether the request must not run beside other suspects."""
-        return self.weight >= 1
+        return self.score >= 1
 
     @property
-    def guilty(self) -> bool:
+    def is_poison(self) -> bool:
         """Whether the request must not be retried."""
-        return self.weight >= GUILTY
+        return self.score >= POISON_SCORE
 
     def outlived(self, produced: int) -> bool:
-        """Whether an attempt with `produced` tokens from its last worker has cleared the
-        suspicion.
+        """Whether an attempt with `produced` tokens from its last worker is past the point of the
+        last death.
         """
         return produced > (0 if self._died_at is None else self._died_at + SLACK)
 
@@ -60,13 +61,13 @@ class Suspicion:
         after more than YOUNG_TOKENS tokens resets the score.
         """
         if produced > YOUNG_TOKENS:
-            self.weight, self.deaths, self._died_at = 0.0, 0, None
+            self.score, self.deaths, self._died_at = 0.0, 0, None
             return
         if self.outlived(produced):
-            # This case never reaches GUILTY, because other requests ran on the worker too.
-            self.weight = min(1.0, self.weight + 0.5)
+            # This case never reaches POISON_SCORE, because other requests ran on the worker too.
+            self.score = min(1.0, self.score + 0.5)
         else:
-            self.weight += 1
+            self.score += 1
             self.not_before = now + PAUSE_S
         self.deaths += 1
         self._died_at = produced if produced > 0 else None

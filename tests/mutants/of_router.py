@@ -1,4 +1,4 @@
-"""Safeguards of the router: tokens once and in order, attempts, deadlines, suspicion, bounds."""
+"""Safeguards of the router: tokens once and in order, attempts, deadlines, poison requests, bounds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "a request that kills its workers is quarantined",
         LIFECYCLE,
-        "if self.suspicion.guilty:\n                error",
+        "if self.crashes.is_poison:\n                error",
         "if False:\n                error",
         (
             "unit/router/core/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",
@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "suspects run one at a time",
         DISPATCHER,
-        "if not suspicion.suspected:\n            return False",
+        "if not crashes.suspected:\n            return False",
         "return False",
         (
             "unit/router/core/test_dispatcher.py::test_suspects_run_one_at_a_time",

@@ -70,7 +70,7 @@ def make_way(
         return None
     views = [replace(one, full=one.full and one.worker_id != decision.worker_id) for one in views]
     assignment = assign(
-        views, life.num_tokens, life.avoid, config, workers.links.broken(now), life.model
+        views, life.num_tokens, life.avoid, config, workers.link_health.broken(now), life.model
     )
     return None if isinstance(assignment, Wait) else (decision, assignment)
 
@@ -114,7 +114,7 @@ def _seen(entry: Entry, now: float) -> Running:
         ran_s=now - begun,
         start_s=None if life.started_at is None else life.started_at - begun,
         preemptions=life.preemptions,
-        fixed=life.suspicion.suspected,
+        fixed=life.crashes.suspected,
     )
 
 

@@ -69,7 +69,7 @@ class Workers:
         self._slots = config.decode.max_batch
         self._caches = config.kv.prefix_cache
         self.health = Health()
-        self.links = LinkHealth()
+        self.link_health = LinkHealth()
         self._workers: dict[str, Worker] = {}
         self._index = PrefixIndex()
         self._assigned = 0
@@ -94,7 +94,7 @@ class Workers:
         worker = self._workers.pop(worker_id)
         self._index.drop(worker_id)
         self.health.lost(worker_id)
-        self.links.forget(worker_id)
+        self.link_health.forget(worker_id)
         return worker
 
     def update(self, infos: Iterable[WorkerInfo]) -> None:
@@ -109,7 +109,7 @@ class Workers:
     def place(self, life: Lifecycle, assignment: Assignment, hashes: Hashes, now: float) -> Claim:
         """Adds the request's load to the assigned workers and returns its claim."""
         self._assigned += 1
-        self.links.used(assignment.prefill, assignment.decode, now)
+        self.link_health.used(assignment.prefill, assignment.decode, now)
         for worker_id in (assignment.prefill, assignment.decode):
             if worker_id:
                 self._workers[worker_id].last_assigned = self._assigned

@@ -329,7 +329,7 @@ def test_a_refusal_is_not_an_attempt(refuser: str) -> None:
 def test_request_that_kills_two_workers_is_not_given_a_third() -> None:
     life = prefilling(max_attempts=9)
     life.worker_lost("p", expected=False, now=3.0)
-    assert (life.suspicion.weight, life.suspicion.not_before) == (1, 3.0 + PAUSE_S)
+    assert (life.crashes.score, life.crashes.not_before) == (1, 3.0 + PAUSE_S)
     life.assign(LOCAL, life.attempt + 1, 4.0)
     effects = life.worker_lost("d", expected=False, now=5.0)
     assert isinstance(error_of(effects), Internal)
@@ -346,14 +346,14 @@ def test_request_that_kills_two_workers_is_not_given_a_third() -> None:
 )
 def test_losses_that_are_not_the_requests_fault(life: Lifecycle, lost: str, expected: bool) -> None:
     life.worker_lost(lost, expected, 3.0)
-    assert not life.suspicion.weight
+    assert not life.crashes.score
 
 
 def test_progress_clears_a_request_of_suspicion() -> None:
     life = decoding(max_tokens=9)
     life.on_event("d", tokens(life, 1, 101), 5.0)
     life.worker_lost("d", expected=False, now=6.0)
-    assert not life.suspicion.suspected
+    assert not life.crashes.suspected
 
 
 # Ends

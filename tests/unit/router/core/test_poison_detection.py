@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.poison_detection import GUILTY, PAUSE_S, SLACK, YOUNG_TOKENS, Suspicion
+from router.core.poison_detection import PAUSE_S, POISON_SCORE, SLACK, YOUNG_TOKENS, CrashHistory
 
 
-def deaths_until_guilty(produced: list[int]) -> int:
+def deaths_until_poison(produced: list[int]) -> int:
     """How many workers die under a request whose attempts give so many tokens each before that."""
-    suspicion = Suspicion()
+    crashes = CrashHistory()
     for number, tokens in enumerate(produced, start=1):
-        suspicion.worker_died(tokens, float(number))
-        if suspicion.guilty:
+        crashes.worker_died(tokens, float(number))
+        if crashes.is_poison:
             return number
     return 0
 
@@ -30,23 +30,23 @@ def deaths_until_guilty(produced: list[int]) -> int:
     ],
 )
 def test_how_many_workers_a_request_may_kill(produced: list[int], deaths: int) -> None:
-    assert deaths_until_guilty(produced) == deaths
+    assert deaths_until_poison(produced) == deaths
 
 
 def test_first_death_among_the_first_tokens_holds_nobody_up() -> None:
-    suspicion = Suspicion()
-    suspicion.worker_died(5, 1.0)
-    assert (suspicion.suspected, suspicion.not_before) == (False, 0.0)
+    crashes = CrashHistory()
+    crashes.worker_died(5, 1.0)
+    assert (crashes.suspected, crashes.not_before) == (False, 0.0)
 
 
 def test_a_suspect_pauses_and_is_cleared_when_it_outlives_its_last_death() -> None:
-    suspicion = Suspicion()
-    suspicion.worker_died(5, 1.0)
-    suspicion.worker_died(5, 2.0)
-    assert suspicion.suspected
-    assert suspicion.weight < GUILTY
-    assert suspicion.not_before == 2.0 + PAUSE_S
-    assert not suspicion.outlived(5 + SLACK)
-    assert suspicion.outlived(6 + SLACK)
-    suspicion.worker_died(YOUNG_TOKENS + 1, 3.0)
-    assert (suspicion.weight, suspicion.outlived(1)) == (0, True)
+    crashes = CrashHistory()
+    crashes.worker_died(5, 1.0)
+    crashes.worker_died(5, 2.0)
+    assert crashes.suspected
+    assert crashes.score < POISON_SCORE
+    assert crashes.not_before == 2.0 + PAUSE_S
+    assert not crashes.outlived(5 + SLACK)
+    assert crashes.outlived(6 + SLACK)
+    crashes.worker_died(YOUNG_TOKENS + 1, 3.0)
+    assert (crashes.score, crashes.outlived(1)) == (0, True)

@@ -179,7 +179,7 @@ def test_a_worker_lost_while_it_drains_costs_nothing(said_by: str) -> None:
             cluster.dispatcher.workers_changed([info], cluster.now)
         lives = [entry.life for entry in cluster.dispatcher._entries.values()]
         cluster.kill(worker_id, expected=said_by != "the registry")
-        assert all(life.failures == 0 and life.suspicion.weight == 0 for life in lives)
+        assert all(life.failures == 0 and life.crashes.score == 0 for life in lives)
     cluster.settle()
     assert all(one.whole for one in cluster.records.values())
 
