@@ -22,7 +22,7 @@ def requires_cluster_extra(command: Callable[P, None]) -> Callable[P, None]:
         if missing:
             typer.echo(
                 f"kvrelay: this command needs packages that are missing: {', '.join(missing)}; "
-                "run pip install 'kvrelay[cluster]'",
+                "run pip install '.[cluster]' in a clone of kvrelay",
                 err=True,
             )
             raise typer.Exit(2)

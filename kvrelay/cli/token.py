@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -21,12 +21,13 @@ app = typer.Typer(
 def new(
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant that the token is for.")],
     role: Annotated[
-        Role,
+        list[str],
         typer.Option(
-            help="Permissions: client sends requests, monitor reads /metrics and /status.json, "
-            "admin operates the cluster."
+            metavar="|".join(get_args(Role)),
+            help="Permission: client sends requests, monitor reads /metrics and /status.json, "
+            "admin operates the cluster. Repeat the option for several permissions.",
         ),
-    ] = "client",
+    ] = ["client"],  # noqa: B006 - typer reads the default and does not change it
 ) -> None:
     """Create a random token.
 
@@ -38,15 +39,23 @@ def new(
     from kvrelay.config.tokens_file import TenantEntry, digest_of, new_token
 
     token = new_token()
+    roles = tuple(known for known in get_args(Role) if known in role)
+    for unknown in set(role) - set(roles):
+        raise typer.BadParameter(
+            f"--role {unknown!r:.80} is unknown; allowed are {', '.join(get_args(Role))}."
+        )
     try:
-        entry = TenantEntry(name=tenant, tokens_sha256=(digest_of(token),), roles=(role,))
+        entry = TenantEntry(name=tenant, tokens_sha256=(digest_of(token),), roles=roles)
     except ValueError:
         raise typer.BadParameter(
             f"--tenant {tenant!r:.80} is not a valid name; allowed are 1 to 63 letters, digits, "
             "'.', '_' and '-', and the first is a letter or digit."
         ) from None
     print(token)
-    line = f"  - {{name: {entry.name}, roles: [{role}], tokens_sha256: [{entry.tokens_sha256[0]}]}}"
+    line = (
+        f"  - {{name: {entry.name}, roles: [{', '.join(roles)}], "
+        f"tokens_sha256: [{entry.tokens_sha256[0]}]}}"
+    )
     typer.echo(
         "# Add this entry under `tenants:` in the tokens file, or the hash to an existing tenant:",
         err=True,

@@ -25,12 +25,12 @@ def test_a_new_token_and_its_line_go_together(tmp_path: Path, capsys: Output) ->
     path.write_text("tenants:\n" + line)
     ((digest, tenant),) = load_tokens(path).items()
     assert (tenant.name, tenant.roles) == ("acme", frozenset({"client"}))
-    assert run(["token", "new", "--tenant", "ops", "--role", "admin"]) == 0
+    assert run(["token", "new", "--tenant", "ops", "--role", "admin", "--role", "client"]) == 0
     other, line = capsys.readouterr()
     assert other != token
     path.write_text("tenants:\n" + line)
     ((another, tenant),) = load_tokens(path).items()
-    assert (tenant.name, tenant.roles) == ("ops", frozenset({"admin"}))
+    assert (tenant.name, tenant.roles) == ("ops", frozenset({"admin", "client"}))
     assert another != digest
 
 
