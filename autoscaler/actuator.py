@@ -22,7 +22,7 @@ from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PendingWorker, PoolName, WorkerInfo
+from kvrelay.types.workers import POOLS, PendingWorker, PoolName, WorkerInfo
 
 log = get_logger("actuator")
 

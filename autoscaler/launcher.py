@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvrelay.types import PoolName, Role
+from kvrelay.types.workers import PoolName, Role
 
 
 class Launcher(Protocol):

@@ -32,7 +32,7 @@ from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types import Claim, ControllerInfo, ControllerState, LeaseRecord
+from kvrelay.types.control_plane import Claim, ControllerInfo, ControllerState, LeaseRecord
 
 RENEW_S = 0.5
 DEADLINE_S = 5.0

@@ -16,7 +16,8 @@ from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types import Claim, PoolName, ScalingDecision
+from kvrelay.types.control_plane import Claim, ScalingDecision
+from kvrelay.types.workers import PoolName
 
 log = get_logger("autoscaler")
 

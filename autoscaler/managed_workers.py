@@ -14,7 +14,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PoolName, Role, WorkerInfo
+from kvrelay.types.workers import POOLS, PoolName, Role, WorkerInfo
 
 # A worker that dies after serving this long does not count towards the crash loop backoff.
 SETTLED_S = 5.0

@@ -13,7 +13,7 @@ from autoscaler.scaling_policy import (
     highest_recommendation,
 )
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 Verdicts = dict[PoolName, tuple[Decision, PoolState]]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from autoscaler.scaling_policy import PoolSnapshot
 from autoscaler.snapshot import awaited_pool
 from kvrelay.config.autoscaling_policy import MetricName
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 # Upper bound of a step. A free batch slot is taken in the next step.
 _STEP_S = 1.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import PoolSnapshot, PoolState
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from autoscaler.scaling_policy import PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
-from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
 
 
 def snapshot(

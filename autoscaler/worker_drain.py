@@ -12,7 +12,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.worker import WorkerServiceStub, pb
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from autoscaler.managed_workers import ManagedWorker, ManagedWorkers
 from kvrelay.process.telemetry import get_logger
-from kvrelay.types import StandbyWorker, WorkerInfo
+from kvrelay.types.workers import StandbyWorker, WorkerInfo
 
 # A worker that sends no heartbeat for this long is stopped and replaced.
 SILENT_S = 30.0

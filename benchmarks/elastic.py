@@ -39,7 +39,7 @@ from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import INTERVAL_S
 from kvrelay.loadtest.senders.target import open_target
 from kvrelay.loadtest.workload import Workload
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from kvrelay.wire.cluster import ClusterStatus
 
 ROOT = Path(__file__).parents[1]

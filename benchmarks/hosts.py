@@ -37,7 +37,8 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
 from kvrelay.models import resolve_model
-from kvrelay.types import POOLS, SamplingParams
+from kvrelay.types.requests import SamplingParams
+from kvrelay.types.workers import POOLS
 from kvrelay.wire import inference as wire
 from kvrelay.wire.cluster import ClusterStatus
 

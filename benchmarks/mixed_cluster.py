@@ -26,7 +26,7 @@ from kvrelay.models import resolve_model
 from kvrelay.process.child import bound_to_parent
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 PRESENT = Path(__file__).resolve().parent.parent
 # The last build before processes told each other the version of the protocol that they speak:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Timeline
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 # Between a decision and the look that the recorder took, and of an autoscaler's own looks
 _SLACK_S = 1.5

@@ -13,7 +13,7 @@ from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
-from kvrelay.types import SequenceSpec
+from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence

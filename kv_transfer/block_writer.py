@@ -15,7 +15,7 @@ from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
 from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss, Unimplemented
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks
 
 

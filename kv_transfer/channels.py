@@ -9,7 +9,7 @@ import grpc
 from kv_transfer.transports.grpc import FRAME_BYTES
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 _PING_MS = 2_000
 

@@ -9,7 +9,7 @@ import xxhash
 from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
 from kvrelay.errors import DataLoss
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 

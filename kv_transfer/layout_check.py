@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.errors import FailedPrecondition
-from kvrelay.types import DTYPE_BYTES, KvLayout
+from kvrelay.types.kv_layout import DTYPE_BYTES, KvLayout
 from kvrelay.wire.transfer import KvOpen
 
 # Tokens.

@@ -15,7 +15,7 @@ from kv_transfer.retry_policy import PushAttempt, RetryPolicy
 from kvrelay.errors import Internal, KvRelayError, Unavailable
 from kvrelay.messages import HandoffTarget
 from kvrelay.process.telemetry import get_logger
-from kvrelay.types import Handoff
+from kvrelay.types.requests import Handoff
 from kvrelay.wire.transfer import KvOpen, KvReceipt, frame_to_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import xxhash
 from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.transports import Outbound
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest, frame_to_bytes
 
 

@@ -29,7 +29,7 @@ from kvrelay.errors import (
 )
 from kvrelay.protocol import ours
 from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import (
     Frame,

@@ -15,7 +15,7 @@ from kv_transfer.transports.grpc import GrpcInbound
 from kv_transfer.transports.nixl import NixlReader
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.errors import Unimplemented
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvOpen, RemoteArena
 
 

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.errors import Code
-from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
+from kvrelay.types.requests import (
+    FinishReason,
+    Handoff,
+    PrefillTimings,
+    SequenceSpec,
+    TokenLogprobs,
+)
 
 # The reason with which a draining worker refuses new sequences and fails its current ones.
 DRAINING = "draining"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1

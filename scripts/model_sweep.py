@@ -30,7 +30,7 @@ from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
 from kvrelay.errors import ModelRefused
 from kvrelay.tokenizer.tokenizer import Tokenizer
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.frontend.model_card import ModelCard, ask_transformers
 
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -29,13 +29,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 import kvrelay.v1
-from kvrelay import types
 from kvrelay.state.registry_codec import encode
+from kvrelay.types.control_plane import RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, WorkerInfo
 from kvrelay.wire import cluster, inference, transfer, varint, worker
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "unit" / "wire" / "golden"
 NEXT = "next"
-REGISTRY = ("WorkerInfo", "RouterLoad", "PendingWorker", "ScalingDecision")
+REGISTRY = {
+    kind.__name__: kind for kind in (WorkerInfo, RouterLoad, PendingWorker, ScalingDecision)
+}
 # Texts that the converters take only from a list.
 WORDS = {
     "pool": "decode",
@@ -181,7 +184,7 @@ def plain(value: Any) -> Any:
 
 
 def registry() -> dict[str, str]:
-    return {name: encode(_filled(getattr(types, name))) for name in REGISTRY}
+    return {name: encode(_filled(kind)) for name, kind in REGISTRY.items()}
 
 
 def _filled(kind: Any, prefix: str = "") -> Any:

@@ -11,7 +11,7 @@ import torch
 from kv_transfer.blocks.block_copy import Digests, HostBytes, copy_blocks, digest_blocks
 from kv_transfer.blocks.digest import MULTILINEAR, XXH3, multilinear_digests
 from kv_transfer.blocks.plan import Layers, Places, byte_ranges
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 
 class Arena(Protocol):

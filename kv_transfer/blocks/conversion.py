@@ -12,7 +12,7 @@ import torch
 
 from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.engine.base.int8 import dequantise, quantise
-from kvrelay.types import SCALE_DTYPE, KvLayout, LayerKv
+from kvrelay.types.kv_layout import SCALE_DTYPE, KvLayout, LayerKv
 
 _TORCH = {
     "float32": torch.float32,

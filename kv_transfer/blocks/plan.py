@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 
 class Range(NamedTuple):

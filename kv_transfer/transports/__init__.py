@@ -15,7 +15,7 @@ import torch
 
 from kv_transfer.blocks.block_copy import HostBytes
 from kv_transfer.blocks.plan import Layers, Places
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 
 

@@ -13,7 +13,7 @@ from kv_transfer.blocks.cuda_memory import HANDLE_BYTES, CudaMemory
 from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.named import NamedBlocks, NamedOutbound
 from kvrelay.errors import Unimplemented
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
 
 

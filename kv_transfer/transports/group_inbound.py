@@ -10,7 +10,7 @@ import torch
 
 from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.pair_group import MAX_IDLE, RECEIVER, PairGroup
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks
 
 

@@ -12,7 +12,7 @@ from kv_transfer.blocks.block_copy import digest_blocks
 from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 
 FRAME_BYTES = 2 * 2**20

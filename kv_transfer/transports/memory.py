@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from kv_transfer.blocks.arena import Arena
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import SharedSegment
 
 # This process's senders, by nonce.

@@ -22,7 +22,7 @@ from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.named import NamedBlocks, NamedOutbound
 from kv_transfer.transports.nixl_agent import NixlAgent
 from kvrelay.errors import Unavailable
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
 
 FRAME_BYTES = 8 * 2**20

@@ -13,7 +13,7 @@ import numpy as np
 from kv_transfer.blocks.block_copy import HostBytes
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import SharedSegment
 
 

@@ -15,7 +15,7 @@ from kvrelay.bench.limits import Limits
 from kvrelay.bench.shapes import DTYPE, random_model
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import DTYPE_BYTES
+from kvrelay.types.kv_layout import DTYPE_BYTES
 
 # Tables: each token reads one row of them.
 _TABLES = ("embed_tokens", "wte", "wpe", "embed_positions")

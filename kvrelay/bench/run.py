@@ -21,7 +21,7 @@ from kvrelay.bench.peers import peer_command
 from kvrelay.bench.reference_model import NAME
 from kvrelay.bench.report import EngineReport
 from kvrelay.engine.base.device import find_device
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 # Room beyond the largest batch: sequences end within blocks, and engines reserve some blocks.
 _KV_SLACK = 1.25

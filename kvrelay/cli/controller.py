@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
     from kvrelay.launch.launcher import RayLauncher
     from kvrelay.state.registry import Registry
-    from kvrelay.types import PoolName
+    from kvrelay.types.workers import PoolName
 
 # Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`.
 _BY_HAND = 16

@@ -10,7 +10,7 @@ import typer
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.errors import Unavailable
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 
 def scale(

@@ -5,7 +5,7 @@ from kvrelay.client.answer import Completion, Token
 from kvrelay.client.blocking import Client, Stream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import RetryPolicy
-from kvrelay.types import Attempt, Handoff, Ledger, TokenLogprobs, Usage
+from kvrelay.types.requests import Attempt, Handoff, Ledger, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse, ModelInfo
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvrelay.errors import DataLoss
-from kvrelay.types import FinishReason, Ledger, Path, TokenLogprobs, Usage
+from kvrelay.types.requests import FinishReason, Ledger, Path, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvrelay.config.section import MAX_POOL, PositiveInt, Seconds, Section
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 MetricName = Literal[
     "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"

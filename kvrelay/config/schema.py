@@ -12,7 +12,7 @@ from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.redis_url import Sentinels
 from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.config.security import SecurityConfig
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 

@@ -7,7 +7,7 @@ from kvrelay.engine.base.kv_memory import TORCH_DTYPE
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.ops import check
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 
 def why_without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:

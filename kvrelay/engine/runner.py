@@ -28,7 +28,7 @@ from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled, sample
 from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 
 class ModelRunner:

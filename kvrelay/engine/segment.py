@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.errors import InvalidArgument, KvRelayError
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

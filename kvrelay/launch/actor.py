@@ -15,7 +15,7 @@ from kvrelay.launch.forked_worker import ForkedWorker
 from kvrelay.launch.pool_switch import Roles
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 _POLL_S = 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvrelay import errors
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.types import Claim
+from kvrelay.types.control_plane import Claim
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 

@@ -17,7 +17,7 @@ from kvrelay.launch.ray_cluster import RayCluster
 from kvrelay.launch.ray_worker import RayWorker
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
-from kvrelay.types import PoolName, Role
+from kvrelay.types.workers import PoolName, Role
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvrelay.config.pools import Resources
-from kvrelay.types import Role
+from kvrelay.types.workers import Role
 
 # Most nodes that a reason lists.
 _SHOWN = 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import get_logger
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 log = get_logger("worker")

@@ -19,7 +19,7 @@ from kvrelay.models import local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files
 from kvrelay.models.model_json import read_model_json
 from kvrelay.security.credentials import Credentials
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 
 # For the logs and sockets of a start.
 _ROOM_BYTES = 32 * 2**20

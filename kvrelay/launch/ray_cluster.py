@@ -27,7 +27,7 @@ from kvrelay.launch.ray_address import AUTO, check_ray_address
 from kvrelay.launch.ray_folder import RayFolder
 from kvrelay.launch.ray_probe import check_ray
 from kvrelay.process.child import command_of, family
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 _POLL_S = 1.0
 # Ray's minimum; KV never passes through the object store.

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from kvrelay.launch.actor import WorkerActor
 from kvrelay.launch.placement import Amounts, Placement
 from kvrelay.process.telemetry import LEVEL_VARIABLE, get_logger
-from kvrelay.types import Role
+from kvrelay.types.workers import Role
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 log = get_logger("launch")

@@ -18,7 +18,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.series import first_tokens, token_gaps
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.percentiles import percentile
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 # Time window of a percentile.
 LATENCY_WINDOW_S = 10.0

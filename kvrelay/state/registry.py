@@ -29,19 +29,14 @@ from kvrelay.errors import FailedPrecondition
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.redis_connection import millis
 from kvrelay.state.registry_values import RegistryValues, encoded, valid_name
-from kvrelay.types import (
-    POOLS,
+from kvrelay.types.control_plane import (
     Claim,
     ControllerInfo,
     LeaseRecord,
-    PendingWorker,
-    PoolName,
-    Role,
     RouterLoad,
     ScalingDecision,
-    StandbyWorker,
-    WorkerInfo,
 )
+from kvrelay.types.workers import POOLS, PendingWorker, PoolName, Role, StandbyWorker, WorkerInfo
 
 _DECISIONS_KEPT = 100
 _EPOCH = "kvrelay:epoch"

@@ -14,7 +14,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Internal
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.launch.local_cluster import LocalCluster
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 from kvrelay.verify.cases import Case, make_cases
 from kvrelay.verify.reference import Reference
 from kvrelay.verify.report import Answers, Report, compare

@@ -9,15 +9,12 @@ from typing import cast, get_args
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.protocol import Protocol, ours, printable
-from kvrelay.types import (
+from kvrelay.types.control_plane import ControllerInfo, ControllerState, RouterLoad, ScalingDecision
+from kvrelay.types.workers import (
     POOLS,
-    ControllerInfo,
-    ControllerState,
     PendingWorker,
     PoolName,
     Role,
-    RouterLoad,
-    ScalingDecision,
     StandbyWorker,
     WorkerInfo,
     WorkerLoad,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvrelay.errors import InvalidArgument
 from kvrelay.messages import Abort, Command, Prefill, PrefixSource, Renew, Reserve, RunLocal
 from kvrelay.protocol import Protocol, ours
-from kvrelay.types import SequenceSpec
+from kvrelay.types.requests import SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.handoff_target import target_from_proto, target_to_proto

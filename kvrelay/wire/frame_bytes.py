@@ -9,7 +9,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from kvrelay.errors import FailedPrecondition
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire import varint
 from kvrelay.wire.fields import to_message, to_value

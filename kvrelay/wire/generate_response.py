@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from kvrelay.types import FinishReason, Ledger, Path, TokenLogprobs, Usage
+from kvrelay.types.requests import FinishReason, Ledger, Path, TokenLogprobs, Usage
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.ledger import ledger_from_proto, ledger_to_proto

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from kvrelay.protocol import Protocol, ours
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 Buffer = bytes | memoryview
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.types import Attempt, Handoff, Ledger
+from kvrelay.types.requests import Attempt, Handoff, Ledger
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import extend_field, set_field
 

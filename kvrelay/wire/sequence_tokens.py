@@ -6,7 +6,7 @@ from typing import get_args
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.messages import SequenceTokens
-from kvrelay.types import FinishReason, PrefillTimings
+from kvrelay.types.requests import FinishReason, PrefillTimings
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.generate_response import logprobs_from_proto, logprobs_to_proto

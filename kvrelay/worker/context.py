@@ -12,7 +12,9 @@ from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Code
 from kvrelay.messages import Event, Failed
-from kvrelay.types import Claim, PoolName, SequenceSpec
+from kvrelay.types.control_plane import Claim
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.types.workers import PoolName
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.engine_thread import EngineThread

@@ -6,7 +6,7 @@ import os
 
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.protocol import ours
-from kvrelay.types import WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad
 from kvrelay.worker.steps.meter import Meter, resident_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
+from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import check_params, check_sizes
-from kvrelay.types import SequenceSpec
+from kvrelay.types.requests import SequenceSpec
 
 
 def sequence_flaw(spec: SequenceSpec, max_model_len: int, vocab_size: int) -> str:

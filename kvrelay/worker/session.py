@@ -13,7 +13,7 @@ from kvrelay.messages import Abort, Command, Event, Failed
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import ours, printable
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.cluster import WorkerStatus, worker_status_to_proto
 from kvrelay.wire.worker import (

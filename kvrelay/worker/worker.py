@@ -22,7 +22,8 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.heartbeat import Heartbeat
 from kvrelay.worker.sequence import Work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvrelay.protocol import ours
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 
 def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str:

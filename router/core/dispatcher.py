@@ -23,7 +23,7 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types import ModelVersion, WorkerInfo
+from kvrelay.types.workers import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.entry import Entry

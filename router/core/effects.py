@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvrelay.errors import KvRelayError
 from kvrelay.messages import Command
-from kvrelay.types import FinishReason, Path, TokenLogprobs
+from kvrelay.types.requests import FinishReason, Path, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

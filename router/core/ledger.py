@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.types import Attempt, Handoff, Ledger, PrefillTimings
+from kvrelay.types.requests import Attempt, Handoff, Ledger, PrefillTimings
 
 
 class Timeline:

@@ -47,7 +47,7 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
 )
-from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec
+from kvrelay.types.requests import Attempt, FinishReason, Handoff, Path, SequenceSpec
 from router.core.effects import Effect, Emit, End, Send
 from router.core.ledger import Timeline
 from router.core.path_policy import Assignment

@@ -9,7 +9,8 @@ from typing import Literal
 from kvrelay.config.schema import PolicyName, RouterConfig
 from kvrelay.messages import PrefixSource
 from kvrelay.tenants import Tenant
-from kvrelay.types import UNKNOWN_MODEL, ModelVersion, Path, PoolName
+from kvrelay.types.requests import Path
+from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion, PoolName
 
 Reason = Literal["short_prompt", "no_prefill_worker", "prefix_hit", "least_loaded", "round_robin"]
 

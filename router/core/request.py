@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types import FinishReason, ModelVersion, SamplingParams
+from kvrelay.types.requests import FinishReason, SamplingParams
+from kvrelay.types.workers import ModelVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvrelay.clock import Clock
 from kvrelay.config.schema import RouterConfig
 from kvrelay.errors import DeadlineExceeded
 from kvrelay.tenants import Tenant
-from kvrelay.types import FinishReason, SamplingParams
+from kvrelay.types.requests import FinishReason, SamplingParams
 from kvrelay.wire.inference import GenerateRequest
 from router.core.request import Request
 from router.frontend.model_card import ModelCard

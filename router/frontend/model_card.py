@@ -14,7 +14,7 @@ from kvrelay.config.schema import ModelConfig
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
 from kvrelay.models.model_json import read_model_json
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.inference import ModelInfo
 from router.core.compatibility import misfit
 

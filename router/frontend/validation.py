@@ -19,7 +19,8 @@ from kvrelay.sampling_limits import (
 )
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
-from kvrelay.types import ModelVersion, SamplingParams
+from kvrelay.types.requests import SamplingParams
+from kvrelay.types.workers import ModelVersion
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
-from kvrelay.types import WorkerLoad
+from kvrelay.types.workers import WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
 from router.observability import recent_requests

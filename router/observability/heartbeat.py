@@ -14,7 +14,7 @@ from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import VERSION
 from kvrelay.security.credentials import Credentials
-from kvrelay.types import RouterLoad
+from kvrelay.types.control_plane import RouterLoad
 from router.observability.metrics import Metrics
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry

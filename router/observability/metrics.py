@@ -13,7 +13,9 @@ from prometheus_client.registry import Collector
 
 from kvrelay.errors import Code
 from kvrelay.percentiles import percentile
-from kvrelay.types import POOLS, FinishReason, PoolName, ScalingDecision, StandbyWorker, WorkerState
+from kvrelay.types.control_plane import ScalingDecision
+from kvrelay.types.requests import FinishReason
+from kvrelay.types.workers import POOLS, PoolName, StandbyWorker, WorkerState
 from router.observability.series import Histogram, Total
 from router.runtime.driver import Driver
 from router.runtime.stream import Stream

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvrelay.tenants import Tenant
-from kvrelay.types import Ledger
+from kvrelay.types.requests import Ledger
 from router.core.lifecycle import Lifecycle
 from router.runtime.stream import Stream
 

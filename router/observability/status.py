@@ -5,14 +5,8 @@ from __future__ import annotations
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.protocol import ours
-from kvrelay.types import (
-    POOLS,
-    ControllerInfo,
-    PendingWorker,
-    PoolName,
-    ScalingDecision,
-    StandbyWorker,
-)
+from kvrelay.types.control_plane import ControllerInfo, ScalingDecision
+from kvrelay.types.workers import POOLS, PendingWorker, PoolName, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.observability.heartbeat import Heartbeat
 from router.runtime.driver import Driver

@@ -17,7 +17,7 @@ from kvrelay.messages import Command, Event, Prefill
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.tenants import Tenant
-from kvrelay.types import PoolName, WorkerInfo, WorkerState
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerState
 from router.core.compatibility import misfit
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Notice, Preempted, Send

@@ -16,7 +16,8 @@ from kvrelay.protocol import ours
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.types import SequenceSpec, WorkerInfo
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.worker import (
     Decoded,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
-from kvrelay.types import Ledger, Path, TokenLogprobs, Usage
+from kvrelay.types.requests import Ledger, Path, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
-from kvrelay.types import (
-    ControllerInfo,
-    PendingWorker,
-    PoolName,
-    RouterLoad,
-    ScalingDecision,
-    StandbyWorker,
-    WorkerInfo,
-)
+from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, PoolName, StandbyWorker, WorkerInfo
 
 
 class RouterRegistry(Protocol):

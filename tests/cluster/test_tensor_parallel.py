@@ -16,7 +16,7 @@ from kvrelay.client import Completion
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.child import family
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]

@@ -34,7 +34,7 @@ from kvrelay.models import resolve_model
 from kvrelay.security.credentials import Credentials
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 from kvrelay.wire import inference as wire
 from router.frontend.model_card import ModelCard
 

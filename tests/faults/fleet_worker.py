@@ -20,7 +20,7 @@ from support.tcp_proxy import TcpProxy
 from kvrelay.process.child import bound_to_parent
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from kvrelay.wire.cluster import worker_status_from_proto
 from kvrelay.wire.worker import WorkerServiceStub
 from kvrelay.wire.worker import pb as worker_pb

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvrelay.types import Attempt
+from kvrelay.types.requests import Attempt
 
 Status = str  # how an answer ended: a finish reason (stop, length), or the name of a gRPC status
 WHOLE: frozenset[Status] = frozenset({"stop", "length"})

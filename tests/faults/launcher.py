@@ -12,7 +12,7 @@ from faults.fleet import Fleet
 from faults.fleet_worker import FleetWorker
 
 from autoscaler.actuator import Actuator
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 from kvrelay.wire.cluster import ClusterServiceStub
 from kvrelay.wire.cluster import pb as cluster_pb
 

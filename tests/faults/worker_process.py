@@ -37,7 +37,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import configure_logging, flush_logs
 from kvrelay.state.registry import Registry
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.engine_thread import EngineThread
 

@@ -24,7 +24,9 @@ from kvrelay.config.tokens_file import TenantEntry, load_tokens
 from kvrelay.errors import Cancelled, ConfigError
 from kvrelay.state.registry import _PoolSize
 from kvrelay.state.registry_codec import decode, encode
-from kvrelay.types import RouterLoad, SamplingParams, ScalingDecision, WorkerInfo, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad, ScalingDecision
+from kvrelay.types.requests import SamplingParams
+from kvrelay.types.workers import WorkerInfo, WorkerLoad
 from router.core.dispatcher import Dispatcher
 from router.core.request import Request
 

@@ -31,7 +31,7 @@ from kvrelay.loadtest.senders import sse
 from kvrelay.loadtest.slo import parse_slos
 from kvrelay.loadtest.sweep import Sweep
 from kvrelay.loadtest.traces.trace_file import guess_format, read_trace
-from kvrelay.types import Attempt, Handoff, Ledger
+from kvrelay.types.requests import Attempt, Handoff, Ledger
 
 # Traces
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from kvrelay.client.answer import Answer
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
-from kvrelay.types import TokenLogprobs, Usage
+from kvrelay.types.requests import TokenLogprobs, Usage
 from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
 from router.api.grpc.admin import ClusterService

@@ -38,7 +38,13 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import ANONYMOUS
-from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec, TokenLogprobs
+from kvrelay.types.requests import (
+    Handoff,
+    PrefillTimings,
+    SamplingParams,
+    SequenceSpec,
+    TokenLogprobs,
+)
 from kvrelay.wire import inference, worker
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from kvrelay.worker.context import Identity, WorkerContext

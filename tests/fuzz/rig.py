@@ -15,7 +15,8 @@ from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import MonotonicClock
 from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
-from kvrelay.types import PoolName, SequenceSpec, TokenLogprobs
+from kvrelay.types.requests import SequenceSpec, TokenLogprobs
+from kvrelay.types.workers import PoolName
 from router.api.http.openai import build_app
 from router.core.dispatcher import Dispatcher
 from router.frontend.access import Access

@@ -23,7 +23,7 @@ def collected(hash_seed: str) -> list[str]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 

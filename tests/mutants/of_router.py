@@ -1,4 +1,4 @@
-"""Safeguards of the router: tokens once and in order, attempts, deadlines, poison requests, bounds."""
+"""Safeguards of the router: token order, attempts, deadlines, poison requests, bounds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from simulation.cluster import Cluster
 from simulation.controller import Member
 
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 
 @dataclass

@@ -15,7 +15,8 @@ from simulation.history import End, Part, Plan, Record
 from simulation.toy_engine import EOS, POISON
 
 from kvrelay.errors import KvRelayError
-from kvrelay.types import FinishReason, ModelVersion, SamplingParams
+from kvrelay.types.requests import FinishReason, SamplingParams
+from kvrelay.types.workers import ModelVersion
 from router.core.lifecycle import Lifecycle
 from router.core.request import Request
 from router.runtime.stream_reader import StreamReader

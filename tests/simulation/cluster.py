@@ -42,7 +42,8 @@ from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, Claim, PoolName, Role, StandbyWorker
+from kvrelay.types.control_plane import Claim
+from kvrelay.types.workers import POOLS, PoolName, Role, StandbyWorker
 from kvrelay.worker.context import Identity
 from kvrelay.worker.runtime.host import host_worker, worker_builder
 from kvrelay.worker.runtime.settings import WorkerSettings

@@ -39,7 +39,8 @@ from autoscaler.loop import Autoscaler
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad
 
 SHARE = 0.4  # of production's times
 RENEW_S, DEADLINE_S, EXPIRY_S, TAKEOVER_S = 0.2, 2.0, 2.0, 3.2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulation.control_faults import POLL_S
 from simulation.history import Act, judge_leaders
 
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 if TYPE_CHECKING:
     from simulation.control import ControlSimulation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulation.virtual_loop import Process
 
 from autoscaler.lease import Lease
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 if TYPE_CHECKING:
     from simulation.control import ControlSimulation

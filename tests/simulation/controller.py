@@ -12,7 +12,8 @@ from simulation.virtual_loop import Process
 
 from autoscaler.lease import Lease
 from kvrelay.process.stop_request import DRAIN_GRACE_S, StopRequest
-from kvrelay.types import Claim, PoolName, Role
+from kvrelay.types.control_plane import Claim
+from kvrelay.types.workers import PoolName, Role
 from kvrelay.worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from simulation.network import CLIENT_KEEPALIVE_S
 
 from kvrelay.errors import KvRelayError
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 # From which on a silence may lose a worker: two may follow each other
 SILENCE_S = CLIENT_KEEPALIVE_S / 2

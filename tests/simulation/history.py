@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from simulation.toy_engine import answer
 
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 UPGRADES = ("upgrade the model", "roll the model back")
 DEADLINE_SLACK_S = 0.25  # ticks of the router, and turns of its streams

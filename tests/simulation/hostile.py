@@ -12,7 +12,7 @@ from simulation.simulation import Result, Simulation
 from simulation.toy_engine import POISON
 
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 STEP_S = 0.1, 0.15  # least and most: a large model, whose long answers take many seconds
 LONG, FLOOD = 60, 24  # tokens, answers

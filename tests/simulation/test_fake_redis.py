@@ -11,7 +11,7 @@ from simulation.fake_redis import Store
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry_codec import encode
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 ROUNDS = 3000
 OWNERS = ("a", "b")

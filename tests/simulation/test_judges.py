@@ -19,7 +19,7 @@ from simulation.history import (
 )
 from simulation.toy_engine import answer
 
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=6, seed=2, ignore_eos=True)
 PLAN = Plan("r0", at=1.0, prompt=(5, 6, 7), sampling=SAMPLING, timeout=10.0)

@@ -10,7 +10,7 @@ from simulation.toy_engine import BLOCK, LAYOUT, ToyRunner, answer
 
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 PROMPT = tuple(range(1, 11))
 SAMPLING = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)

@@ -20,7 +20,8 @@ import xxhash
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.engine.segment import Segment
-from kvrelay.types import KvLayout, LayerKv, SamplingParams
+from kvrelay.types.kv_layout import KvLayout, LayerKv
+from kvrelay.types.requests import SamplingParams
 
 VOCAB = 40
 EOS = 0

@@ -16,7 +16,8 @@ from autoscaler.lease import Lease
 from kvrelay.clock import ManualClock
 from kvrelay.errors import Unavailable
 from kvrelay.state.registry import Registry
-from kvrelay.types import Claim, PoolName, Role, StandbyWorker, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types.control_plane import Claim
+from kvrelay.types.workers import PoolName, Role, StandbyWorker, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.wire.worker import WorkerServiceServicer, add_WorkerServiceServicer_to_server, pb
 
 

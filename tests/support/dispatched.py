@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvrelay.messages import HandoffTarget, Reserve, RunLocal
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Send
 from router.core.request import Request

@@ -34,15 +34,14 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.state.registry import Registry
-from kvrelay.types import (
+from kvrelay.types.requests import (
     FinishReason,
     Handoff,
-    PoolName,
     PrefillTimings,
     SequenceSpec,
     TokenLogprobs,
-    WorkerInfo,
 )
+from kvrelay.types.workers import PoolName, WorkerInfo
 from kvrelay.wire.worker import (
     Hello,
     Welcome,

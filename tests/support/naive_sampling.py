@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
-from kvrelay.types import SamplingParams, TokenLogprobs
+from kvrelay.types.requests import SamplingParams, TokenLogprobs
 
 BANNED = torch.finfo(torch.float32).min
 

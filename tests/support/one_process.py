@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 
 def answer_of(

@@ -10,7 +10,7 @@ from support.tiny_models import VOCAB, WINDOW
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 NEW_TOKENS = 12
 PROMPT_LENGTHS = (3, 2 * WINDOW + 1, 37, 21)  # in blocks of 4: part of one, whole and a bit, many

@@ -12,7 +12,8 @@ from support.fake_worker import FakeWorker, answer, worker_info
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Cancelled, KvRelayError
 from kvrelay.messages import Command, Event, TokenBatch
-from kvrelay.types import PoolName, PrefillTimings
+from kvrelay.types.requests import PrefillTimings
+from kvrelay.types.workers import PoolName
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Notice, Send
 from router.core.request import Request

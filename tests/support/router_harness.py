@@ -16,15 +16,8 @@ import kvrelay.models
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.types import (
-    ControllerInfo,
-    PendingWorker,
-    PoolName,
-    RouterLoad,
-    ScalingDecision,
-    StandbyWorker,
-    WorkerInfo,
-)
+from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, PoolName, StandbyWorker, WorkerInfo
 from kvrelay.wire.inference import InferenceServiceStub
 from router.frontend.model_card import ModelCard
 from router.frontend.tokenization import Text

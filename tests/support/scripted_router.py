@@ -11,7 +11,7 @@ from dataclasses import replace
 import grpc
 
 from kvrelay.errors import KvRelayError
-from kvrelay.types import Attempt, Handoff, Ledger, Path, Usage
+from kvrelay.types.requests import Attempt, Handoff, Ledger, Path, Usage
 from kvrelay.wire import cluster
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import abort

@@ -33,7 +33,9 @@ class StepFaults:
     marks: dict[int, tuple[Kind, int]] = field(default_factory=dict)
     fewest: int = 1  # sequences of a step that goes wrong
     seen: dict[Kind, int] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)  # sequences in each
+    # Number of sequences of each step, and of each step with a prompt.
+    steps: list[int] = field(default_factory=list)
+    prompt_steps: list[int] = field(default_factory=list)
     hanging: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -48,6 +50,8 @@ class StepFaults:
             on_layer: OnLayer | None,
         ) -> torch.Tensor:
             self.steps.append(len(segments))
+            if any(one.sample is None or not one.sample.num_output for one in segments):
+                self.prompt_steps.append(len(segments))
             kinds = [self._kind(segment) for segment in segments]
             for kind in kinds:
                 if kind is not None and len(segments) >= self.fewest:

@@ -23,7 +23,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
 from kvrelay.clock import ManualClock
 from kvrelay.messages import HandoffTarget
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")

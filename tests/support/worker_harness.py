@@ -26,7 +26,8 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad
 from kvrelay.wire.cluster import worker_status_from_proto
 from kvrelay.wire.worker import (
     Hello,

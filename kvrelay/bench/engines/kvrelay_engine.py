@@ -30,7 +30,7 @@ class Kvrelay:
         from kvrelay.engine.runner import ModelRunner
         from kvrelay.engine.sampling.sampler import SampleRequest
         from kvrelay.engine.segment import Segment
-        from kvrelay.types import SamplingParams
+        from kvrelay.types.requests import SamplingParams
 
         device = str(find_device(settings["device"]))
         torch.set_num_threads(settings["threads"])

@@ -25,7 +25,7 @@ from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Internal
 from kvrelay.messages import HandedOff, HandoffTarget, Prefill, TokenBatch
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.worker import Worker

@@ -15,7 +15,7 @@ from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 TRANSPORTS = ("shm", "grpc", "gloo")
 _MODEL = "bench"

@@ -22,7 +22,8 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import Handoff, PoolName, PrefillTimings, SequenceSpec, WorkerInfo
+from kvrelay.types.requests import Handoff, PrefillTimings, SequenceSpec
+from kvrelay.types.workers import PoolName, WorkerInfo
 from kvrelay.wire.worker import (
     Welcome,
     WorkerServiceServicer,

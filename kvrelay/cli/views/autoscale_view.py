@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
     from autoscaler.replay import Verdict

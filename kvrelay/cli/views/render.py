@@ -10,7 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
-    from kvrelay.types import Handoff
+    from kvrelay.types.requests import Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
 # Columns of the full table of workers.

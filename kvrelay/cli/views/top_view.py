@@ -14,7 +14,7 @@ from rich.text import Text
 from kvrelay.cli.views.render import size
 
 if TYPE_CHECKING:
-    from kvrelay.types import ScalingDecision
+    from kvrelay.types.control_plane import ScalingDecision
     from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 
 # Characters.

@@ -17,7 +17,7 @@ from kvrelay.engine.attention.packed_step import PackedStep
 from kvrelay.engine.attention.ragged_batch import store
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import OnLayer, Part, Step
-from kvrelay.types import LayerKv
+from kvrelay.types.kv_layout import LayerKv
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("float16", "bfloat16")

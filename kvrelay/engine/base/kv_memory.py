@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 TORCH_DTYPE = {
     "float32": torch.float32,

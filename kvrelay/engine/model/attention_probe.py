@@ -19,7 +19,7 @@ from transformers import (
 
 from kvrelay.engine.attention import paged_attention
 from kvrelay.errors import ModelRefused
-from kvrelay.types import LayerKv
+from kvrelay.types.kv_layout import LayerKv
 
 NAME = "kvrelay_probe"
 # Dtypes that a model may attend in.

@@ -19,7 +19,7 @@ from kvrelay.engine.model.self_check import check_against_own_attention
 from kvrelay.engine.model.weight_size_check import check_sizes
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward.check_steps import tolerance
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.errors import ModelRefused
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 # Tokens of each sequence.
 LENGTH = 8

@@ -16,7 +16,7 @@ from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES
 from kvrelay.engine.native.ops import FLOATS
 from kvrelay.engine.native.program import aside, call, empty
-from kvrelay.types import KvLayout
+from kvrelay.types.kv_layout import KvLayout
 
 KEYS, VALUES = 0, 1
 # New tokens. A shorter step is not interrupted for layer callbacks.

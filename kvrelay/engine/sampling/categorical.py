@@ -10,7 +10,7 @@ import torch
 
 from kvrelay.engine.base.device import to_device
 from kvrelay.engine.sampling.philox import uniform
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest

@@ -18,7 +18,7 @@ from kvrelay.engine.sampling.faults import SequenceFault
 from kvrelay.engine.sampling.penalties import adjusted
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
-from kvrelay.types import SamplingParams, TokenLogprobs
+from kvrelay.types.requests import SamplingParams, TokenLogprobs
 
 # OpenAI's number for a very unlikely token. The logarithm of zero is infinite, and JSON has no
 # infinity.

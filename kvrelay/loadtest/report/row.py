@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrelay.types import Ledger
+from kvrelay.types.requests import Ledger
 
 # The router's intended reason for the local path: the uncached part of the prompt is too short to
 # hand off.

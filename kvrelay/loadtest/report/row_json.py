@@ -7,7 +7,7 @@ from typing import Any
 
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.typed_json import read
-from kvrelay.types import Ledger
+from kvrelay.types.requests import Ledger
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvrelay.client.admin import AdminClient
 from kvrelay.errors import KvRelayError
-from kvrelay.types import ScalingDecision
+from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus
 
 INTERVAL_S = 0.5

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.types import Claim, PoolName
+from kvrelay.types.control_plane import Claim
+from kvrelay.types.workers import PoolName
 
 
 @dataclass(frozen=True, slots=True)

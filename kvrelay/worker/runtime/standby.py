@@ -16,7 +16,7 @@ from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, StandbyWorker
+from kvrelay.types.workers import PoolName, StandbyWorker
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.meter import resident_bytes

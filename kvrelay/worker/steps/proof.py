@@ -12,7 +12,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.segment import Segment
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 PROVING_STEPS = 2
 

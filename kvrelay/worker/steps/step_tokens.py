@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.messages import SequenceTokens
-from kvrelay.types import FinishReason
+from kvrelay.types.requests import FinishReason
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.sequence import Sequence
 

@@ -10,7 +10,7 @@ import grpc
 
 from kvrelay.config.section import MAX_POOL
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
-from kvrelay.types import POOLS, PoolName, Role
+from kvrelay.types.workers import POOLS, PoolName, Role
 from kvrelay.wire import status
 from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
 from router.observability.status import ClusterView

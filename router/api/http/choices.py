@@ -10,7 +10,7 @@ from typing import Any
 
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.tenants import Tenant
-from kvrelay.types import Path, Usage
+from kvrelay.types.requests import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.api.http.requests import Completion
 from router.api.http.responses import LogprobsText, chat_logprobs, completion_logprobs

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from kvrelay import sampling_limits
 from kvrelay.sampling_limits import INT32, LIMITS, MAX_BIAS, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.api.http.json_parser import MAX_INTEGERS
 from router.frontend import validation
 

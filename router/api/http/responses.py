@@ -9,7 +9,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from kvrelay.errors import KvRelayError
-from kvrelay.types import Ledger, TokenLogprobs, Usage
+from kvrelay.types.requests import Ledger, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.api.http.requests import Completion
 

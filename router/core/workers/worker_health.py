@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 from router.core.workers.circuit_breaker import Breaker
 from router.core.workers.latency_outliers import RecentLatency, times_slower
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
-from kvrelay.types import ModelVersion, WorkerInfo
+from kvrelay.types.workers import ModelVersion, WorkerInfo
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment, WorkerView
 from router.core.prefix_index import PrefixIndex

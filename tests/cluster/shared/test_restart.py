@@ -17,7 +17,7 @@ from support.running_cluster import RunningCluster
 
 from kvrelay.client import Completion
 from kvrelay.process.child import command_of, family
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 from kvrelay.wire.cluster import ClusterStatus, pb
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 

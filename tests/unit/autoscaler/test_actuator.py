@@ -22,7 +22,7 @@ from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import PendingWorker, WorkerInfo, WorkerLoad
+from kvrelay.types.workers import PendingWorker, WorkerInfo, WorkerLoad
 
 
 @pytest.fixture

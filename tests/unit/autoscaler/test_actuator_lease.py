@@ -17,7 +17,7 @@ from autoscaler.worker_watch import GONE_S
 from kvrelay.clock import ManualClock
 from kvrelay.errors import FailedPrecondition
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 SIZES: dict[PoolName, int] = {"decode": 2}
 INTERVAL_S = 0.5  # the actuator's own

@@ -8,7 +8,7 @@ import pytest
 from support.actuator_fleet import Cluster, running_cluster
 
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, WorkerState
+from kvrelay.types.workers import PoolName, WorkerState
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.actuator_fleet import Cluster, running_cluster
 from autoscaler.rebalancing import standbys_to_join
 from autoscaler.worker_watch import SILENT_S
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 INTERVAL_S = 0.5  # the actuator's own
 

@@ -20,7 +20,7 @@ from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.embedded_redis import find_redis_server
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 
 SIZES: dict[PoolName, int] = {"prefill": 1, "decode": 2}
 WANTED = sum(SIZES.values())

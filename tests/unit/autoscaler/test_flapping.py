@@ -15,7 +15,7 @@ from autoscaler.queueing_model import QueueingModel, Requests, WorkerSpeed
 from autoscaler.replay import Moment, Replay
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_policy
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 FOLDER = Path(__file__).parents[3] / "configs" / "autoscaling"
 POLICIES = {path.stem: load_policy(path) for path in sorted(FOLDER.glob("*.yaml"))}

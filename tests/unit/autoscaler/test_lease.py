@@ -11,7 +11,7 @@ from kvrelay.clock import ManualClock
 from kvrelay.errors import Unavailable
 from kvrelay.state import redis_connection
 from kvrelay.state.registry import Registry
-from kvrelay.types import ControllerInfo
+from kvrelay.types.control_plane import ControllerInfo
 
 
 class Host:

@@ -12,7 +12,8 @@ from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad
 
 POLICY = AutoscalingPolicy.model_validate(
     {

@@ -12,7 +12,7 @@ from autoscaler.pool_sizes import decide_pools
 from autoscaler.rebalancing import PoolWorkers, workers_to_switch
 from autoscaler.scaling_policy import PoolSnapshot, PoolState
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.types import POOLS, PoolName, WorkerInfo, WorkerLoad
+from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
 
 
 def rules(rebalance: bool = True, **bounds: int) -> AutoscalingPolicy:

@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoscaler.snapshot import snapshot
-from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad, WorkerState
 
 
 def worker(pool: PoolName, number: int, state: WorkerState = "ready", **load: float) -> WorkerInfo:

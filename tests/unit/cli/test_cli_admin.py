@@ -20,7 +20,8 @@ from support.scripted_router import serving
 from kvrelay.cli.main import run
 from kvrelay.cli.views.render import status_view
 from kvrelay.errors import NotFound
-from kvrelay.types import ControllerInfo, PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 

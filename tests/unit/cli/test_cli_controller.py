@@ -9,7 +9,7 @@ import pytest
 
 from kvrelay.cli.controller import _refused_by_all
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 SERVING = WorkerInfo(
     "decode-0", "decode", 1, "ready", "10.0.0.1:1", "demo", "00", 16, 64, "host", 4096

@@ -10,7 +10,8 @@ from support.scripted_router import serving
 from kvrelay.cli.main import run
 from kvrelay.cli.views.restart_progress import RestartProgress
 from kvrelay.errors import Unavailable
-from kvrelay.types import RouterLoad, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.workers import WorkerLoad
 from kvrelay.wire import cluster as wire
 
 

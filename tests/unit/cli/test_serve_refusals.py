@@ -29,7 +29,7 @@ from kvrelay.launch.preflight import memory_bytes
 from kvrelay.models import resolve_model
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 
 pytestmark = pytest.mark.timeout(600)
 SECONDS = 300  # after which a command does not end by itself

@@ -14,7 +14,8 @@ from kvrelay.cli.status import looks
 from kvrelay.cli.views.top_view import bar, top_view
 from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
-from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, WorkerLoad
 from kvrelay.wire import cluster as wire
 
 LOAD = WorkerLoad(

@@ -9,7 +9,7 @@ from support.scripted_router import LEDGER, last, tokens
 
 from kvrelay.client.answer import Answer
 from kvrelay.errors import DataLoss
-from kvrelay.types import TokenLogprobs, Usage
+from kvrelay.types.requests import TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 

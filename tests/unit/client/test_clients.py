@@ -22,7 +22,7 @@ import kvrelay
 from kvrelay.client.base_client import CHANNEL_OPTIONS as OPTIONS
 from kvrelay.client.base_client import BaseClient
 from kvrelay.errors import Code, error_for
-from kvrelay.types import TokenLogprobs
+from kvrelay.types.requests import TokenLogprobs
 from kvrelay.wire.inference import (
     GenerateRequest,
     GenerateResponse,

@@ -17,7 +17,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.segment import Segment
 from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 Answers = dict[str, tuple[tuple[int, ...], str]]
 """Token ids and finish reason by request id."""

@@ -46,7 +46,7 @@ import kvrelay.engine
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.segment import Segment
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 import kvrelay.bench.engines.generate_batch_engine, kvrelay.bench.engines.kvrelay_engine
 runner = ModelRunner.load(sys.argv[1], kernels="torch", kv_bytes=1 << 20)

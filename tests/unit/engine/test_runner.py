@@ -13,7 +13,7 @@ from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [9, 4, 77, 23, 5, 31, 8, 90, 11, 54]

@@ -25,7 +25,7 @@ from kvrelay.config.schema import is_loopback
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security.credentials import Credentials
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 from kvrelay.worker.runtime.grpc_server import STOP_GRACE_S
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -25,7 +25,7 @@ from support.rendered_manifests import (
     rendered,
 )
 
-from kvrelay.types import POOLS
+from kvrelay.types.workers import POOLS
 
 helm = pytest.importorskip(
     "helm_python", reason="there is no helm-python-sdk to render the chart with"

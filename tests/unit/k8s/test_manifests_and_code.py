@@ -33,7 +33,7 @@ from autoscaler.scaling_policy import PoolSnapshot, decide
 from kvrelay.config.listen import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security import tls_roles as roles
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 from kvrelay.worker.runtime.grpc_server import STOP_GRACE_S
 
 if reason := missing_renderer():

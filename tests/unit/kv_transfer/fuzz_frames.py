@@ -47,7 +47,7 @@ from kvrelay.errors import (
     Unavailable,
     Unimplemented,
 )
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import (
     Frame,
     KvBlocks,

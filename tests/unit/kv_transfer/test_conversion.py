@@ -17,7 +17,7 @@ from kv_transfer.blocks.conversion import Span, convert
 from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 LAYERS = (LayerKv(2, 64, 32), LayerKv(1, 32, 40), LayerKv(2, 32, 96))
 EVEN = (LayerKv(4, 64, 32), LayerKv(8, 32, 40))

@@ -13,7 +13,7 @@ from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
 from kv_transfer.transports import Source
 from kvrelay.errors import DataLoss, Unimplemented
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import KvBlocks
 
 # Regions that are no whole words

@@ -13,7 +13,7 @@ from support.transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
 from kv_transfer.blocks.plan import Layers
 from kv_transfer.sender import Sender
 from kvrelay.errors import DataLoss, FailedPrecondition
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
 

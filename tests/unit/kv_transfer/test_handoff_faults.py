@@ -45,7 +45,7 @@ from kvrelay.errors import (
     Unimplemented,
 )
 from kvrelay.messages import HandoffTarget
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
     KvBlocks,

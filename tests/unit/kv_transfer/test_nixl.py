@@ -23,7 +23,7 @@ from kv_transfer.transports import nixl
 from kv_transfer.transports.nixl import NixlReader
 from kv_transfer.transports.nixl_agent import NixlAgent
 from kvrelay.errors import DataLoss, Unavailable, Unimplemented
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import KvBlocks, RemoteArena
 
 TESTS = Path(__file__).parents[2]

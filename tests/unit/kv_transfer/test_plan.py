@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.blocks.plan import Layers, Places, byte_copies, byte_ranges
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 LAYOUTS = st.builds(
     KvLayout,

@@ -13,7 +13,7 @@ from support.transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
 from kv_transfer.channels import message_bytes
 from kv_transfer.push import Push
 from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, Unavailable, Unimplemented
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer, pb
 
 TRANSPORTS = ["memory", "shm", "grpc", "gloo"]

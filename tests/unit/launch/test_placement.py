@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvrelay.config.pools import Resources
 from kvrelay.launch.placement import Node, needs, place, with_workers
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 ONE = {"CPU": 1.0}
 

@@ -26,7 +26,7 @@ from kvrelay.launch.template import Template
 from kvrelay.process.child import command_of
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import StandbyWorker, WorkerInfo
+from kvrelay.types.workers import StandbyWorker, WorkerInfo
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 CONFIG = ClusterConfig.model_validate({"model": {"dtype": "float32"}, "kv": {"memory": "4MiB"}})

@@ -7,7 +7,7 @@ from support.scripted_router import ScriptedRouter
 
 from kvrelay.client.connection import Connection
 from kvrelay.loadtest.senders.target import open_target
-from kvrelay.types import RouterLoad
+from kvrelay.types.control_plane import RouterLoad
 from kvrelay.wire import cluster, inference
 
 BLOCK_SIZE = 8

@@ -12,7 +12,8 @@ from kvrelay.client.admin import AdminClient
 from kvrelay.errors import Unavailable
 from kvrelay.loadtest.report.timeline import PoolSample, Timeline, Watch
 from kvrelay.loadtest.report.typed_json import read
-from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types.control_plane import RouterLoad, ScalingDecision
+from kvrelay.types.workers import WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 

@@ -24,7 +24,8 @@ from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunL
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.expiry import notice
 from kvrelay.security.https import ssl_context
-from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.status import error_from_rpc
 from router.runtime.sessions import WorkerSession
 

@@ -17,16 +17,14 @@ from kvrelay.state import redis_connection
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.state.registry_codec import check_address, decode, encode
-from kvrelay.types import (
+from kvrelay.types.control_plane import (
     Claim,
     ControllerInfo,
     LeaseRecord,
-    PoolName,
     RouterLoad,
     ScalingDecision,
-    WorkerInfo,
-    WorkerLoad,
 )
+from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad
 
 
 def worker(

@@ -22,6 +22,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from write_wire_golden import (
     CONVERTERS,
     NEXT,
+    REGISTRY,
     descriptors,
     messages,
     plain,
@@ -30,7 +31,6 @@ from write_wire_golden import (
     values,
 )
 
-from kvrelay import types
 from kvrelay.state.registry_codec import decode
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -143,7 +143,7 @@ def test_converters_understand_what_a_release_wrote(release: str) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_entries_in_redis_of_a_release_are_believed(release: str) -> None:
     for name, raw in golden(release, "registry").items():
-        now = json.loads(json.dumps(dataclasses.asdict(decode(getattr(types, name), raw.encode()))))
+        now = json.loads(json.dumps(dataclasses.asdict(decode(REGISTRY[name], raw.encode()))))
         contains(now, json.loads(raw)["value"], name)
 
 

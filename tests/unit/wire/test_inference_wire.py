@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import Attempt, Handoff, Ledger, SamplingParams, TokenLogprobs, Usage
+from kvrelay.types.requests import Attempt, Handoff, Ledger, SamplingParams, TokenLogprobs, Usage
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire import inference as wire
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import FailedPrecondition
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import (
     Frame,
     KvBlocks,

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import (
-    ControllerInfo,
-    PendingWorker,
-    PoolName,
-    RouterLoad,
-    ScalingDecision,
-    WorkerInfo,
-    WorkerLoad,
-    WorkerState,
-)
+from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.workers import PendingWorker, PoolName, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.wire import cluster
 from kvrelay.wire.cluster import (
     ClusterStatus,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay import messages, types
+from kvrelay import messages
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.protocol import Protocol
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.wire import inference
 from kvrelay.wire.worker import (
     Decoded,
@@ -32,9 +33,9 @@ st.register_type_strategy(int, PROTO_INTS)
 st.register_type_strategy(float, st.floats(0, 1e9))
 st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 st.register_type_strategy(
-    types.SamplingParams,
+    SamplingParams,
     st.builds(
-        types.SamplingParams,
+        SamplingParams,
         seed=PROTO_INTS,
         logprobs=st.none() | PROTO_INTS,
         logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(
@@ -52,7 +53,7 @@ st.register_type_strategy(
         st.sampled_from(["", "1.0"]),
     ),
 )
-SPEC = types.SequenceSpec("a", 0, (1,), 1, types.SamplingParams())
+SPEC = SequenceSpec("a", 0, (1,), 1, SamplingParams())
 COMMANDS = st.one_of(
     *(
         st.from_type(kind)
@@ -132,14 +133,10 @@ def test_a_commands_sequence_is_found_without_its_values(
 @pytest.mark.parametrize(
     "event",
     [
-        lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, seconds, 0.1)),
-        lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, 0.1, seconds)),
+        lambda seconds: messages.HandedOff("r", 0, Handoff("shm", 1, 1, 1, 0, seconds, 0.1)),
+        lambda seconds: messages.HandedOff("r", 0, Handoff("shm", 1, 1, 1, 0, 0.1, seconds)),
         lambda seconds: messages.TokenBatch(
-            (
-                messages.SequenceTokens(
-                    "r", 0, 0, (5,), prefill=types.PrefillTimings(0.1, seconds, 0, 1)
-                ),
-            )
+            (messages.SequenceTokens("r", 0, 0, (5,), prefill=PrefillTimings(0.1, seconds, 0, 1)),)
         ),
     ],
 )
@@ -172,7 +169,7 @@ def test_an_unknown_code_is_internal() -> None:
 
 
 def test_no_deadline_and_one_that_is_over_are_two_things() -> None:
-    spec = types.SequenceSpec("a", 0, (1,), 1, types.SamplingParams())
+    spec = SequenceSpec("a", 0, (1,), 1, SamplingParams())
     for deadline_s in (None, 0.0):
         command = messages.RunLocal(replace(spec, deadline_s=deadline_s))
         wire = pb.SessionRequest.FromString(command_to_proto(command).SerializeToString())

@@ -27,7 +27,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import KvBlocks
 
 CONFIG = ClusterConfig.model_validate(

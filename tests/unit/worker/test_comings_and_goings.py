@@ -16,7 +16,7 @@ from support.worker_harness import Session, Workers, workers
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import Abort, Command, Event, Prefill, Reserve, Reserved, RunLocal
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
     {

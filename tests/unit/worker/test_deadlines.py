@@ -16,7 +16,7 @@ from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
 from kvrelay.messages import Abort, Failed, Prefill, PrefixSource, Reserve, Reserved, RunLocal
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
     {

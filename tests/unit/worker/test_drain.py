@@ -17,7 +17,8 @@ from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
 from kvrelay.messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
-from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
 CONFIG = ClusterConfig.model_validate(

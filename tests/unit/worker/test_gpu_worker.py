@@ -12,7 +12,7 @@ import torch
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.settings import WorkerSettings
 

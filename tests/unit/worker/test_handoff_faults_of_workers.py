@@ -28,7 +28,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
 from prefill_worker.fetch_cost_model import FetchCostModel
 

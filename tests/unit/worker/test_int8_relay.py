@@ -11,7 +11,7 @@ from support.worker_harness import Session, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
-from kvrelay.types import Handoff, SamplingParams, SequenceSpec
+from kvrelay.types.requests import Handoff, SamplingParams, SequenceSpec
 
 PROMPT = tuple(range(2, 63))
 

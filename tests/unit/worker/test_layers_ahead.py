@@ -18,7 +18,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.segment import Segment
 from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from prefill_worker import stage as prefill_stage
 
 CONFIG = ClusterConfig.model_validate(

@@ -20,7 +20,8 @@ from kvrelay.engine.segment import Segment
 from kvrelay.messages import Refused, RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime import process
 from kvrelay.worker.steps import step_watch
 from kvrelay.worker.steps.step_watch import StepHung

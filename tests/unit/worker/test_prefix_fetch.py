@@ -18,7 +18,7 @@ from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
-from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from prefill_worker import fetcher
 from prefill_worker.fetch_cost_model import FetchCostModel
 from prefill_worker.stage import PrefillStage

@@ -28,7 +28,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker.steps import step_watch
 from kvrelay.worker.steps.step_watch import StepHung
 from prefill_worker.fetch_cost_model import FetchCostModel

@@ -25,7 +25,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
     {

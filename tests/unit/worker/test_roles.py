@@ -18,7 +18,8 @@ from kvrelay.launch.pool_switch import Roles
 from kvrelay.messages import RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import PoolName, SamplingParams, SequenceSpec, WorkerInfo
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.workers import PoolName, WorkerInfo
 from kvrelay.worker.runtime import model_loading, registration
 from kvrelay.worker.runtime.settings import WorkerSettings
 

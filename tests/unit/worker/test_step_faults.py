@@ -30,7 +30,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types import SamplingParams, SequenceSpec, TokenLogprobs
+from kvrelay.types.requests import SamplingParams, SequenceSpec, TokenLogprobs
 from prefill_worker import stage as prefill_stage
 
 MARK = 120
@@ -212,7 +212,7 @@ async def test_layers_that_left_before_a_step_raised_are_those_of_the_step_that_
     def noted(
         push: Push, first: int, blocks: SequenceOf[int], layers: Layers | None = None
     ) -> None:
-        pushed.append(len(faults.steps))
+        pushed.append(len(faults.prompt_steps))
         send(push, first, blocks, layers)
 
     monkeypatch.setattr(prefill_stage, "LARGE", 1)
@@ -240,7 +240,7 @@ async def test_layers_that_left_before_a_step_raised_are_those_of_the_step_that_
         async with asyncio.timeout(60):
             while (await load_of(prefill.info)).waiting < 2:
                 await asyncio.sleep(0.01)
-        faults.steps.clear()
+        faults.prompt_steps.clear()
         pushed.clear()
         faults.released.set()
         answers: dict[str, list[int]] = {}
@@ -254,7 +254,7 @@ async def test_layers_that_left_before_a_step_raised_are_those_of_the_step_that_
                 case HandedOff(request_id):
                     answers[f"{request_id} was handed off"] = []
         assert failures == {"bad"}
-        assert faults.steps[:3] == [2, 1, 1], "the step of both, and each of them alone"
+        assert faults.prompt_steps[:3] == [2, 1, 1], "the step of both, and each of them alone"
         await decode.send(Abort("bad", 0))
         later, none = await collect(decode, [plug, good])
         assert none == {}

@@ -15,7 +15,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine import kernel_choice
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
-from kvrelay.types import Handoff, SamplingParams, SequenceSpec
+from kvrelay.types.requests import Handoff, SamplingParams, SequenceSpec
 
 PROMPT = tuple(range(2, 63))
 

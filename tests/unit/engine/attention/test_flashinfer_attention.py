@@ -24,7 +24,7 @@ from kvrelay.engine.attention.flashinfer_attention import (
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 ROOM = Room(query_heads=8, processors=4, sequences=8, blocks=256)
 

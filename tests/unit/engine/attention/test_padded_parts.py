@@ -18,7 +18,7 @@ from kvrelay.engine.attention.sdpa import SdpaDecoding
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part, Step
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 SIZE = 4
 NUM_BLOCKS = 24

@@ -19,7 +19,7 @@ from kvrelay.engine.attention.ragged_batch import RaggedBatch, SequencePart, sto
 from kvrelay.engine.attention.reference_attention import explicit_attention
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 16, 4)), block_size=4, dtype="bfloat16")
 

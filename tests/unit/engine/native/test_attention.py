@@ -15,7 +15,7 @@ from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -12,7 +12,7 @@ from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.native.arguments import Operation
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.ops import PackedWeight, elementwise, linear, rms_norm, set_threads
-from kvrelay.types import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

@@ -18,7 +18,7 @@ from kvrelay.engine.sampling.faults import SequenceFault
 from kvrelay.engine.sampling.sampler import LEAST_LOGPROB, Sampled, SampleRequest, sample
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, LIMITS, MAX_BIAS, check_params
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 EOS = frozenset({2})
 NONSENSE = (math.nan, -math.nan, math.inf, -math.inf)

@@ -22,7 +22,7 @@ from transformers import (
 
 from kvrelay.engine.sampling.sampler import SampleRequest, sample
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, MAX_LOGPROBS
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 
 VOCAB = 24
 PROMPT = [3, 5, 3, 9]

@@ -16,7 +16,7 @@ from kvrelay.config.schema import ClusterConfig, RouterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.messages import Prefill, Reserve, Reserved, SequenceTokens, TokenBatch
 from kvrelay.protocol import Protocol
-from kvrelay.types import ModelVersion, WorkerInfo
+from kvrelay.types.workers import ModelVersion, WorkerInfo
 from kvrelay.wire.inference import GenerateRequest
 from kvrelay.wire.inference import pb as inference_pb
 from router.core.compatibility import misfit

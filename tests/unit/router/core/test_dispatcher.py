@@ -29,7 +29,8 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types import Handoff, PoolName, PrefillTimings, SamplingParams, WorkerLoad
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
+from kvrelay.types.workers import PoolName, WorkerLoad
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Send
 from router.core.path_policy import Assignment

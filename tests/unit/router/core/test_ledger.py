@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.types import PrefillTimings
+from kvrelay.types.requests import PrefillTimings
 from router.core.ledger import Timeline
 
 gap = st.floats(0, 10)

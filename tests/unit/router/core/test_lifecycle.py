@@ -28,7 +28,13 @@ from kvrelay.messages import (
     SequenceTokens,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types import FinishReason, Handoff, PrefillTimings, SamplingParams, TokenLogprobs
+from kvrelay.types.requests import (
+    FinishReason,
+    Handoff,
+    PrefillTimings,
+    SamplingParams,
+    TokenLogprobs,
+)
 from router.core.effects import Effect, Emit, End, Send
 from router.core.lifecycle import HANDOFF_REPORT_S, Lifecycle, Settings
 from router.core.path_policy import Assignment

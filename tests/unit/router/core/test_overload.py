@@ -9,7 +9,7 @@ from support.router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.request import Request
 
 SLOTS = 8

@@ -13,7 +13,7 @@ import pytest
 from support.router_harness import RouterHarness, running_router
 
 import router.observability.dashboard
-from kvrelay.types import ScalingDecision
+from kvrelay.types.control_plane import ScalingDecision
 from router.runtime.driver import RECENT
 
 LONG = list(range(10, 50))

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from support.router_cluster import VirtualCluster
 
 from kvrelay.errors import Code
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.request import Request
 from router.observability.defence_metrics import DefenceCollector
 

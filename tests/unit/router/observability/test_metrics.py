@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.types import ScalingDecision
+from kvrelay.types.control_plane import ScalingDecision
 from router.observability.metrics import MAX_SAMPLES, WINDOW_S, Metrics, Window
 
 

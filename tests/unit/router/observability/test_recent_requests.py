@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvrelay.errors import Cancelled
 from kvrelay.messages import HandedOff, HandoffTarget, Refused, Reserved, SequenceTokens
-from kvrelay.types import Handoff, PrefillTimings, SamplingParams
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.path_policy import Assignment
 from router.core.request import Request

@@ -12,7 +12,7 @@ from support.router_harness import running_router
 import router.runtime.driver
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types import StandbyWorker
+from kvrelay.types.workers import StandbyWorker
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto, pb
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.clock import MonotonicClock
 from kvrelay.errors import DeadlineExceeded
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.request import Request

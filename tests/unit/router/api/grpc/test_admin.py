@@ -8,7 +8,8 @@ import grpc
 import pytest
 from support.router_harness import RouterHarness, running_router
 
-from kvrelay.types import PendingWorker, ScalingDecision
+from kvrelay.types.control_plane import ScalingDecision
+from kvrelay.types.workers import PendingWorker
 from kvrelay.wire.cluster import ClusterServiceStub, cluster_status_from_proto, pb
 
 

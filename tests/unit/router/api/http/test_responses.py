@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.types import TokenLogprobs
+from kvrelay.types.requests import TokenLogprobs
 from router.api.http.responses import chat_logprobs
 
 

@@ -16,7 +16,7 @@ from support.router_cluster import STEP_S, Record, VirtualCluster
 from kvrelay.errors import Cancelled
 from kvrelay.messages import Abort, Refused, Reserve, RunLocal
 from kvrelay.tenants import Tenant
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.queueing.preemption import MIN_RUN_S, PROGRESS_TOKENS, TURN_S
 from router.core.request import Request
 

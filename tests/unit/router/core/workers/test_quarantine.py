@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.errors import FailedPrecondition
 from kvrelay.tenants import Tenant
-from kvrelay.types import SamplingParams
+from kvrelay.types.requests import SamplingParams
 from router.core.request import Request
 from router.core.workers.quarantine import MOST, QUARANTINE_S, Quarantine
 

@@ -13,7 +13,7 @@ from support.router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.errors import Code, FailedPrecondition, Internal, Unavailable
 from kvrelay.messages import DRAINING, Failed, Prefill, RunLocal
-from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from router.core.request import Request
 from router.core.retry_budget import FLOOR, FLOOR_PER_S, RATIO
 from router.core.workers.quarantine import QUARANTINE_S

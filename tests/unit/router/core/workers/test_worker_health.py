@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.types import PoolName
+from kvrelay.types.workers import PoolName
 from router.core.workers.circuit_breaker import FORGET_S, Breaker
 from router.core.workers.latency_outliers import FACTOR, NOTICEABLE_S, Typical, times_slower
 from router.core.workers.link_health import OPEN_S as LINK_OPEN_S

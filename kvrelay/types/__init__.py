@@ -1,0 +1,1 @@
+"""Value types that several components share. Frozen, slotted, without I/O."""

@@ -1,0 +1,72 @@
+"""Values of controllers and routers. Frozen, slotted, without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvrelay.types.workers import PoolName
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The controllers' lease, as stored in Redis. `owner` is empty while the lease is free."""
+
+    owner: str = ""
+    term: int = 0
+    # Number of renewals in this term.
+    beat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof of leadership that a controller sends with each of its writes."""
+
+    owner: str
+    term: int
+
+
+ControllerState = Literal["standby", "claiming", "leading"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """A controller's entry in the registry."""
+
+    controller_id: str
+    state: ControllerState
+    # Term of the controller's lease; 0 without a lease.
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """A change of a pool's size, with its reason. `unix_time` is in seconds."""
+
+    unix_time: float
+    pool: PoolName
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """A router's entry in the registry. p95 values cover the last measuring window; None if nothing
+    was measured in it.
+    """
+
+    router_id: str
+    running: int = 0
+    # Requests for which no decode worker has reserved blocks.
+    waiting: int = 0
+    # Prompt tokens of the waiting requests.
+    waiting_tokens: int = 0
+    finished: int = 0
+    failed: int = 0
+    rss_bytes: int = 0
+    ttft_p95_ms: float | None = None
+    itl_p95_ms: float | None = None
+    certificate_note: str = ""
+    # Protocol version of the router.
+    protocol: int = 0

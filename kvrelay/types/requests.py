@@ -1,0 +1,148 @@
+"""Values of a request: sampling, sequence, usage and ledger. Frozen, slotted, without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Path = Literal["disaggregated", "local"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled. `router.frontend.validation` validates the values; this class does
+    not.
+
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The sample at absolute position p
+    of a sequence depends only on (seed, p) and the logits. `logprobs` None: none; N >= 0: the
+    sampled token and the N most likely tokens.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of the sampled token, and (token id, logprob) of the most likely
+    tokens.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """The complete state of a sequence to run. Any worker of the pool can continue it."""
+
+    request_id: str
+    attempt: int
+    # The prompt, then the tokens that earlier attempts emitted.
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    # The seed is set.
+    sampling: SamplingParams
+    salt: str = ""
+    priority: int = 0
+    # Time left when the spec was sent. A duration, because the clocks of machines may differ.
+    deadline_s: float | None = None
+    # The tenant to which the cached blocks of this sequence are charged.
+    tenant: str = ""
+    # Weight of the tenant: its share of the worker relative to other tenants.
+    weight: float = 1.0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the attempt: (request id, attempt)."""
+        return self.request_id, self.attempt
+
+    @property
+    def num_emitted(self) -> int:
+        """Number of tokens that earlier attempts emitted."""
+        return len(self.token_ids) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens` are part of the prompt tokens."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """One KV hand-off. bytes = blocks x block_bytes. The `cached_blocks` were not sent, because the
+    receiver had them.
+    """
+
+    transport: str
+    blocks: int
+    block_bytes: int
+    bytes: int
+    cached_blocks: int
+    # From the first frame to the acknowledged commit.
+    seconds: float
+    # From the end of the prefill's compute to the acknowledged commit.
+    exposed_seconds: float
+    # Why this transport was chosen.
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimings:
+    """The times and token counts of one prefill, measured by the worker."""
+
+    # From the acceptance by the worker to the first chunk.
+    queue_seconds: float
+    # From the first chunk to the first token.
+    compute_seconds: float
+    # Tokens that needed no compute.
+    cached_tokens: int
+    chunks: int
+    # Part of the cached tokens that came from another worker's prefix cache.
+    fetched_tokens: int = 0
+    # Part of queue_seconds.
+    fetch_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to serve a request: the workers, the reason for their choice, and the outcome."""
+
+    path: Path
+    why: str
+    prefill_worker: str
+    decode_worker: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where the time of a request went, by the router's clock. The `phases` add up to
+    `ttft_seconds`.
+    """
+
+    phases: tuple[tuple[str, float], ...] = ()
+    ttft_seconds: float = 0.0
+    second_token_gap_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    e2e_seconds: float = 0.0
+    handoff: Handoff | None = None
+    attempts: tuple[Attempt, ...] = ()

@@ -1,0 +1,156 @@
+"""Values of pools and workers. Frozen, slotted, without I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvrelay.protocol import Protocol
+
+PoolName = Literal["prefill", "decode"]
+# The role of a worker's process: a pool, or standby for either pool.
+Role = Literal["prefill", "decode", "standby"]
+# See `kvrelay.worker.worker.Worker.state`.
+WorkerState = Literal["starting", "ready", "draining", "stuck"]
+POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
+_FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """The load that a worker reports with each heartbeat."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_total: int = 0
+    blocks_held: int = 0
+    blocks_cached: int = 0
+    leases: int = 0
+    tokens_per_second: float = 0.0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    rss_bytes: int = 0
+    shared_bytes: int = 0
+    integrity_ok: bool = True
+    integrity_error: str = ""
+    preemptions: int = 0
+    # Tokens that speculation drafted.
+    draft_tokens: int = 0
+    # Draft tokens that were accepted.
+    accepted_tokens: int = 0
+    queue_wait_p95_ms: float = 0.0
+    # A notice that the worker's certificate expires soon or has expired.
+    certificate_note: str = ""
+    # Age of the current step; 0 between steps.
+    step_age_s: float = 0.0
+    # Share in use: of a prefill worker's time, or of a decode worker's batch slots or blocks.
+    busy_share: float = 0.0
+    # Part of blocks_held: blocks for prompts whose KV has not arrived yet.
+    blocks_leased: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the worker has no running or waiting sequence and no lease."""
+        return not (self.running or self.waiting or self.leases)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A hash of the model files that a worker loaded, or that gave the tokens of an answer.
+
+    Workers of protocol 0 know only `sampled`, a hash of some of the bytes; `full` is then empty.
+    """
+
+    full: str = ""
+    sampled: str = ""
+
+    def is_same(self, other: ModelVersion) -> bool:
+        """Compares the full hashes if both have one, otherwise the sampled hashes."""
+        if self.full and other.full:
+            return self.full == other.full
+        return self.sampled == other.sampled
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint that clients see. `from_fingerprint` parses it."""
+        return f"fp_{self.full}.{self.sampled}" if self.full or self.sampled else ""
+
+    @classmethod
+    def from_fingerprint(cls, text: str) -> ModelVersion:
+        """Parses a fingerprint. Raises ValueError for any other text."""
+        found = _FINGERPRINT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r:.100} is not the fingerprint of a model")
+        return cls(*found.groups())
+
+
+UNKNOWN_MODEL = ModelVersion()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker's entry in the registry."""
+
+    worker_id: str
+    pool: PoolName
+    epoch: int
+    state: WorkerState
+    # HOST:PORT of the worker's gRPC server.
+    address: str
+    model_id: str
+    layout_hash: str
+    block_size: int
+    block_bytes: int
+    host_id: str
+    max_model_len: int
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    # Process id on the worker's host.
+    pid: int = 0
+    # Number of processes that share the model's weights and KV heads, including this one.
+    tensor_parallel: int = 1
+    # The controller that owns the worker's process.
+    started_by: str = ""
+    # Term of that controller's lease when it started the worker.
+    term: int = 0
+    protocol: Protocol = field(default_factory=Protocol)
+    # The id of the same model on workers of protocol 0.
+    sampled_model_id: str = ""
+    # Hash of the files that define the vocabulary.
+    tokenizer_id: str = ""
+    # 0: the worker does not report it.
+    vocab_size: int = 0
+
+    @property
+    def model(self) -> ModelVersion:
+        """The version of the model files that the worker loaded."""
+        if self.protocol.version < 1:
+            return ModelVersion("", self.model_id)
+        return ModelVersion(self.model_id, self.sampled_model_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyWorker:
+    """A worker without a pool. Its weights are loaded, and it can join either pool within a
+    second.
+    """
+
+    worker_id: str
+    # ready: the engine has run real steps.
+    state: Literal["starting", "ready"]
+    host_id: str
+    # Process id on the worker's host.
+    pid: int
+    weight_bytes: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWorker:
+    """A requested worker that no node has room for."""
+
+    worker_id: str
+    pool: Role
+    # The missing resources.
+    reason: str
