@@ -12,8 +12,12 @@ from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types.kv_layout import KvLayout
 
 _PING_MS = 2_000
-
-
+# Peers whose connections are kept. The connections to former peers of an elastic cluster are among
+# them.
+_MAX_OPEN = 256
+# Calls on the connection of a peer that was not called for the longest time end within this time.
+# In seconds.
+_GRACE_S = 60.0
 # Room for a frame's numbers of its blocks, in bytes.
 _NUMBERS_BYTES = 256 * 2**10
 
@@ -57,9 +61,15 @@ class Channels:
         ):
             self._shown = current
             self._renew()
-        if address not in self._open:
-            self._open[address] = worker_channel(address, self._credentials, self._options)
-        return self._open[address]
+        channel = self._open.pop(address, None)
+        if channel is None:
+            channel = worker_channel(address, self._credentials, self._options)
+        # The last entry is the last that was used.
+        self._open[address] = channel
+        while len(self._open) > _MAX_OPEN:
+            oldest = next(iter(self._open))
+            self._retire(self._open.pop(oldest), _GRACE_S)
+        return channel
 
     def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
         """Removes the channel: the next call to the address opens a new connection. Calls on this

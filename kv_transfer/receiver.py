@@ -91,6 +91,7 @@ class Receiver:
         self._timeout_s = timeout_s
         self._unopened = 0
         self._transports = ReceiverTransports(arena.buffer.device, host, timeout_s)
+        self._drop_dead_at = 0.0
         # Pushes under way, by lease id.
         self._pushes: dict[int, _Push] = {}
         memory.register_receiver(worker_id, leases.epoch)
@@ -130,6 +131,12 @@ class Receiver:
         self.revoke(lease_id)
         if lease_id in self._pushes:
             await self._pushes[lease_id].over.wait()
+
+    def keep_house(self, now: float) -> None:
+        """Gives back the memory of senders that have ended, once a second."""
+        if now >= self._drop_dead_at:
+            self._drop_dead_at = now + 1.0
+            self._transports.drop_dead()
 
     async def close(self) -> None:
         """Ends all pushes. After the return no push writes to the arena."""

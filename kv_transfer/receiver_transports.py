@@ -28,6 +28,10 @@ class ReceiverTransports:
         self._groups = ReceiverGroups(host, timeout_s)
         self._nixl = NixlReader(device, host, timeout_s)
 
+    def drop_dead(self) -> None:
+        """Gives back what senders on this host left mapped when they ended."""
+        self._segments.drop_dead()
+
     @asynccontextmanager
     async def accept(self, opening: KvOpen, theirs: KvLayout) -> AsyncIterator[Inbound]:
         """The receiving half for one push. After an exit without an exception, its connections are

@@ -5,6 +5,7 @@ torch.distributed neither authenticates nor encrypts; these transports are for a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +21,7 @@ from kvrelay.errors import FailedPrecondition, Unavailable
 SENDER, RECEIVER = 0, 1
 # Idle groups that each side keeps. A peer that died leaves its group behind.
 MAX_IDLE = 64
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @contextmanager
@@ -39,8 +41,8 @@ def _parse(rendezvous: str) -> tuple[str, int, str]:
     """Splits HOST:PORT/NAME into its parts. Raises FailedPrecondition for any other form."""
     address, _, name = rendezvous.rpartition("/")
     host, _, port = address.rpartition(":")
-    if not (host and name and port.isdecimal()):
-        raise FailedPrecondition(f"rendezvous {rendezvous!r} is not HOST:PORT/NAME")
+    if not (host and name and _PORT.fullmatch(port) and int(port) < 2**16):
+        raise FailedPrecondition(f"rendezvous {rendezvous!r:.200} is not HOST:PORT/NAME")
     return host, int(port), name
 
 

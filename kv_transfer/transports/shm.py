@@ -37,9 +37,9 @@ class SegmentCache:
         try:
             yield NamedInbound(self._mapped[segment], layout)
         finally:
-            self._drop_dead()
+            self.drop_dead()
 
-    def _drop_dead(self) -> None:
+    def drop_dead(self) -> None:
         """Unmaps the arenas of ended senders, whose memory the mapping would keep."""
         for segment in list(self._mapped):
             if not _is_memory_file(_path(segment), segment):

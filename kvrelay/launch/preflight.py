@@ -28,7 +28,13 @@ _GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")
 # Ray's object store, and the segments of the transport shm.
 _SHARED_MEMORY = Path("/dev/shm")
 # Keys of models whose KV has other sizes than heads times dimension.
-_LATENT = {"kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads"}
+_LATENT = {
+    "global_head_dim",
+    "kv_lora_rank",
+    "num_global_key_value_heads",
+    "num_kv_shared_layers",
+    "v_head_dim",
+}
 # The least that a worker takes: a Python process with torch, without weights and KV.
 _WORKER_BYTES = 128 * 2**20
 _DTYPE_BYTES = {"float32": 4, "int8": 1}
@@ -99,26 +105,37 @@ def least_kv_bytes(
     model: the content of config.json. dtype: of the KV; auto is the dtype of the model.
     """
     heads: Any = model.get("num_key_value_heads")
+    sizes = [model.get("num_hidden_layers"), heads, model.get("max_position_embeddings")]
     dim: Any = model.get("head_dim")
-    if dim is None and isinstance(model.get("hidden_size"), int):
-        dim = model["hidden_size"] // max(1, model.get("num_attention_heads") or 1)
-    ropes = (model, model.get("rope_scaling"), model.get("rope_parameters"))
-    limits = [
-        max_model_len,
-        *(rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)),
-    ]
-    given = [limit for limit in limits if limit is not None]
-    given.append(model.get("max_position_embeddings"))
-    sizes = (model.get("num_hidden_layers"), heads, dim, *given)
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or _LATENT & model.keys():
+    if dim is None:
+        sizes += [model.get("hidden_size"), model.get("num_attention_heads")]
+    else:
+        sizes.append(dim)
+    limits = [limit for limit in (max_model_len, *_longrope_limits(model)) if limit is not None]
+    if not all(type(size) is int and size > 0 for size in sizes + limits) or _LATENT & model.keys():
         return 0, 0
+    if dim is None:
+        dim = model["hidden_size"] // model["num_attention_heads"]
     if dtype == "auto":
         dtype = str(model.get("dtype") or model.get("torch_dtype"))
-    tokens: int = min(given)
+    tokens: int = min([model["max_position_embeddings"], *limits])
     blocks = -(-tokens // block_size)
     layers: int = model["num_hidden_layers"]
     values = 2 * layers * heads * dim * block_size * blocks
     return values * _DTYPE_BYTES.get(dtype, 2), tokens
+
+
+def _longrope_limits(model: Mapping[str, Any]) -> list[Any]:
+    """Returns the lengths at which the frequencies of LongRoPE change, where the engine ends."""
+    ropes = [
+        rope
+        for rope in (model.get("rope_scaling"), model.get("rope_parameters"))
+        if isinstance(rope, dict)
+    ]
+    types = [rope.get(key) for rope in ropes for key in ("rope_type", "type")]
+    if "longrope" not in types and "su" not in types:
+        return []
+    return [one.get("original_max_position_embeddings") for one in (model, *ropes)]
 
 
 def check_shared_memory(folder: Path) -> None:

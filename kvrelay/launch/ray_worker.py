@@ -67,21 +67,25 @@ class RayWorker:
         )
         self.actor = actor.remote(settings, variables, template)
 
-    async def arrive(self) -> None:
+    async def run(self) -> None:
+        """Waits until the worker has ended. Raises the RayError that ended it."""
+        # An actor runs its calls in the order in which they were made, and `run` answers nothing
+        # while it imports torch.
+        node = asyncio.wrap_future(self.actor.node.remote().future())
+        ended = asyncio.wrap_future(self.actor.run.remote().future())
+        arrival = asyncio.create_task(self._arrive(node))
+        try:
+            await ended
+        finally:
+            await asyncio.gather(arrival, return_exceptions=True)
+
+    async def _arrive(self, node: asyncio.Future[str]) -> None:
         """Waits until the worker's process has started, and records its node. Raises RayError if
         the worker does not start; `run` raises the reason.
         """
-        self.node_id = await asyncio.wrap_future(self.actor.node.remote().future())
+        self.node_id = await node
         self.arrived, self.waits_for = True, ""
         log.info("worker_process_started", worker=self.worker_id, node=self.node_id)
-
-    async def run(self) -> None:
-        """Waits until the worker has ended. Raises the RayError that ended it."""
-        arrival = asyncio.create_task(self.arrive())
-        try:
-            await asyncio.wrap_future(self.actor.run.remote().future())
-        finally:
-            await asyncio.gather(arrival, return_exceptions=True)
 
 
 def _strategy(node_id: str) -> NodeAffinitySchedulingStrategy | str:

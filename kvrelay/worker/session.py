@@ -8,7 +8,14 @@ from typing import Protocol
 
 import grpc
 
-from kvrelay.errors import Internal, InvalidArgument, KvRelayError, Unavailable
+from kvrelay.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    KvRelayError,
+    ResourceExhausted,
+    Unavailable,
+)
 from kvrelay.messages import Abort, Command, Event, Failed
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
@@ -28,6 +35,9 @@ from kvrelay.wire.worker import (
 
 # Protocol anomalies of peers that are remembered, so that each is logged once.
 _TOLD_KEPT = 256
+# A router sends its Hello as soon as the session is open.
+_HELLO_S = 10.0
+_MAX_SILENT = 256
 
 log = get_logger(__name__)
 
@@ -89,6 +99,8 @@ class WorkerService(WorkerServiceServicer):
         self._sessions: set[RouterSession] = set()
         self._closed = False
         self._told: set[tuple[str, str]] = set()
+        # Number of sessions that have sent nothing yet.
+        self._silent = 0
 
     def close(self, error: KvRelayError | None = None) -> None:
         """Ends all sessions, each after its last event, and rejects new ones. Their routers turn to
@@ -109,7 +121,7 @@ class WorkerService(WorkerServiceServicer):
         protocol, and Unavailable if the worker is closing.
         """
         try:
-            session = RouterSession(await self._hello(request_iterator))
+            session = RouterSession(await self._greeted(request_iterator))
             if self._closed:
                 raise Unavailable("the worker is shutting down")
         except KvRelayError as error:
@@ -127,6 +139,25 @@ class WorkerService(WorkerServiceServicer):
             reader.cancel()
             self._sessions.discard(session)
             self._worker.session_ended(session)
+
+    async def _greeted(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
+        """Waits for the Hello, unless too many sessions wait for theirs. Returns the router's id.
+        Raises what `_hello` raises, and DeadlineExceeded or ResourceExhausted.
+        """
+        wait = _HELLO_S if self._silent < _MAX_SILENT else 0
+        self._silent += 1
+        try:
+            async with asyncio.timeout(wait):
+                return await self._hello(requests)
+        except TimeoutError:
+            if not wait:
+                raise ResourceExhausted(
+                    f"{_MAX_SILENT} sessions without a hello are open; retry later",
+                    retry_after_s=_HELLO_S,
+                ) from None
+            raise DeadlineExceeded(f"no hello arrived within {wait:g} s") from None
+        finally:
+            self._silent -= 1
 
     async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
         """Returns the router's id. Raises InvalidArgument, and FailedPrecondition for an

@@ -177,6 +177,7 @@ class Worker:
         if self._drain_by is not None and now >= self._drain_by:
             for key in list(sessions):
                 self._fail(key, Code.UNAVAILABLE, DRAINING)
+        self.stage.inbound.receiver.keep_house(now)
         self.stage.keep_house(now)
 
     # Steps

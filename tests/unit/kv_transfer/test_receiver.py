@@ -178,6 +178,14 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
             FailedPrecondition,
             "'nowhere' is not HOST:PORT/NAME",
         ),
+        *(
+            (
+                {"transport": "gloo", "rendezvous": f"127.0.0.1:{port}/pair"},
+                FailedPrecondition,
+                "is not HOST:PORT/NAME",
+            )
+            for port in ("65536", "9" * 27, "\u0663", "-1", "")
+        ),
     ],
 )
 async def test_an_open_frame_with_a_wrong_number_is_refused(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.transfer_ends import KEY, LAYOUT, MemoryFile, needs_nixl, sender_of
+from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, needs_nixl, sender_of
 
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.errors import Unavailable
@@ -124,6 +124,24 @@ def test_the_mapping_of_a_dead_senders_arena_is_let_go() -> None:
     with segments.lend(segment_of(other, os.getpid()), LAYOUT):
         pass
     assert len(segments) == 1
+    segments.drop_dead()
+    assert len(segments) == 1
+
+
+async def test_a_receiver_without_pushes_gives_a_dead_senders_memory_back() -> None:
+    source = MemoryFile(seed=2)
+    assert source.fd is not None
+    async with decode_end() as decode:
+        segments = decode.receiver._transports._segments
+        sender = await asyncio.create_subprocess_exec(
+            "cat", stdin=subprocess.PIPE, pass_fds=[source.fd]
+        )
+        with segments.lend(segment_of(source, sender.pid), LAYOUT):
+            pass
+        assert len(segments) == 1
+        await sender.communicate(b"")
+        decode.receiver.keep_house(100.0)
+        assert len(segments) == 0
 
 
 def test_a_mapping_is_for_reading_only() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import load_model
@@ -15,6 +17,24 @@ from kvrelay.launch import preflight
 from kvrelay.models import resolve_model
 from kvrelay.models.model_json import read_model_json
 
+USUAL = {
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 128,
+    "max_position_embeddings": 64,
+}
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "type", "original_max_position_embeddings"]) | st.text(),
+            inner | st.just("longrope"),
+            max_size=3,
+        )
+    ),
+)
 FREE_PORTS = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
 
 
@@ -45,10 +65,28 @@ def test_the_least_kv_memory_is_what_one_sequence_takes(
         {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64},
         {"max_position_embeddings": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
         {"num_hidden_layers": "2", "num_key_value_heads": 2, "hidden_size": 64},
+        {**USUAL, "v_head_dim": 16},
     ],
 )
 def test_other_models_are_for_the_worker_to_check(model: dict[str, Any]) -> None:
     assert preflight.least_kv_bytes(model, None, 16, "auto") == (0, 0)
+
+
+@pytest.mark.parametrize("key", [*USUAL, "head_dim", "rope_scaling", "rope_parameters"])
+@given(value=ODD)
+def test_an_odd_value_is_for_the_worker_to_refuse(key: str, value: object) -> None:
+    needed, tokens = preflight.least_kv_bytes({**USUAL, key: value}, None, 16, "auto")
+    assert needed >= 0
+    assert 0 <= tokens <= 2**70
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"), [("yarn", 131072), ("llama3", 131072), ("longrope", 8192)]
+)
+def test_only_longrope_ends_at_the_length_of_its_training(rope: str, tokens: int) -> None:
+    scaling = {"rope_type": rope, "factor": 8.0, "original_max_position_embeddings": 8192}
+    model = {**USUAL, "max_position_embeddings": 131072, "rope_scaling": scaling}
+    assert preflight.least_kv_bytes(model, None, 16, "auto")[1] == tokens
 
 
 @pytest.mark.parametrize(

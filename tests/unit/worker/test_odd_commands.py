@@ -18,6 +18,7 @@ from write_wire_golden import example
 from kvrelay.messages import Abort, RunLocal, TokenBatch
 from kvrelay.protocol import VERSION, Protocol
 from kvrelay.wire.worker import Hello, WorkerServiceStub, command_to_proto, pb
+from kvrelay.worker import session as worker_session
 
 TOKENS = 12
 CHUNK = 40  # odd commands beside one stream
@@ -121,3 +122,22 @@ async def test_a_router_of_a_protocol_that_does_not_fit_is_told_so(
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "router-9 is rejected: it speaks protocol" in (caught.value.details() or "")
         assert "upgrade this end" in (caught.value.details() or "")
+
+
+async def test_sessions_without_a_hello_are_capped_and_end(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_session, "_MAX_SILENT", 4)
+    monkeypatch.setattr(worker_session, "_HELLO_S", 0.5)
+    model = tiny_model()
+    async with workers(model, CONFIG, "decode-0") as running:
+        (info,) = await running.registry.workers()
+        async with grpc.aio.insecure_channel(info.address) as channel:
+            calls = [WorkerServiceStub(channel).Session() for _ in range(10)]
+            codes = [await call.code() for call in calls]
+            assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 6
+            assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 4
+        session = await running.session("decode-0")
+        await session.send(RunLocal(spec("later")))
+        expected = oracle(model, spec("later").token_ids, TOKENS)
+        assert await answer(session, "later") == expected
