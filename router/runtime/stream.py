@@ -35,6 +35,10 @@ class TokenSink(Protocol):
         ...
 
 
+# Tokens with logprobs that a response has at most. Their JSON takes a kilobyte and more for each.
+_SCORED_AT_ONCE = 64
+
+
 def _nobody() -> None:
     """Stands for a reader that is not there yet."""
 
@@ -61,7 +65,9 @@ class Stream:
         self._life = life
         self._text = text
         self._clock = clock
+        # Tokens that wait, after the first `_taken` of the list.
         self._token_ids: list[int] = []
+        self._taken = 0
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         # Wakes this stream's writer.
@@ -120,6 +126,11 @@ class Stream:
         return bool(self._token_ids) or self.ended is not None
 
     @property
+    def is_partly_taken(self) -> bool:
+        """Whether the last response left tokens for the next response."""
+        return self._taken > 0
+
+    @property
     def life(self) -> Lifecycle:
         """The request's state machine, read-only for callers: only the driver feeds it events."""
         return self._life
@@ -146,21 +157,22 @@ class Stream:
         return self._life.last_assignment
 
     def take(self) -> GenerateResponse | None:
-        """Returns the tokens that have not been taken, as one response. It has a finish_reason if
-        the answer is complete. None after the tokens of an answer that an error ended.
+        """Returns the tokens that have not been taken, as one response; with logprobs, the first of
+        these tokens. It has a finish_reason if the answer is complete. None after the tokens of an
+        answer that an error ended.
         """
         end = self.ended
         if not self._token_ids and end is not None and end.error is not None:
             return None
         if self.first_handed_at is None and self._token_ids:
             self.first_handed_at = self._clock.now()
-        token_ids, pieces, logprobs = self._token_ids, self._pieces, self._logprobs
-        self._token_ids, self._pieces, self._logprobs = [], [], []
-        if end is not None and end.error is not None:
+        index = self.num_tokens - len(self._token_ids) + self._taken
+        token_ids, pieces, logprobs = self._next_tokens()
+        if end is not None and (end.error is not None or self.is_partly_taken):
             end = None
         return GenerateResponse(
             request_id=self.request.client_id,
-            index=self.num_tokens - len(token_ids),
+            index=index,
             token_ids=tuple(token_ids),
             text="".join(pieces),
             logprobs=tuple(logprobs),
@@ -171,6 +183,21 @@ class Stream:
             ledger=self.ledger() if end else None,
             system_fingerprint=self._fingerprint(end is not None),
         )
+
+    def _next_tokens(self) -> tuple[list[int], list[str], list[TokenLogprobs]]:
+        """Returns the token ids, pieces of text and logprobs of the next response."""
+        start, stop = self._taken, self._taken + _SCORED_AT_ONCE
+        if self._logprobs and stop < len(self._token_ids):
+            self._taken = stop
+            part = slice(start, stop)
+            return self._token_ids[part], self._pieces[part], self._logprobs[part]
+        waiting = self._token_ids, self._pieces, self._logprobs
+        self._token_ids, self._pieces, self._logprobs = [], [], []
+        self._taken = 0
+        if start == 0:
+            return waiting
+        token_ids, pieces, logprobs = waiting
+        return token_ids[start:], pieces[start:], logprobs[start:]
 
     def _fingerprint(self, last: bool) -> str:
         """Returns the fingerprint of the model version, for the first response that knows it and

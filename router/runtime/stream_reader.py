@@ -43,9 +43,11 @@ class StreamReader:
                 # Read once: the end may come while the client processes the response.
                 end = stream.ended
                 response = stream.take()
+                if is_partial := stream.is_partly_taken:
+                    self._ready[index] = None
                 if response is not None:
                     yield index, response
-                if end is None:
+                if end is None or is_partial:
                     continue
                 if end.error is not None:
                     raise end.error

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable
 
 from kvrelay.process.telemetry import get_logger
+from router.api.http.protocol import SLOW_READER_S
 
 HANDSHAKE_S = 10.0
 # Limit on concurrent handshakes. Above it, the oldest handshake is cancelled.
@@ -68,7 +69,12 @@ class Acceptor:
         timeout_s = None if self._context is None else HANDSHAKE_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout_s
+                self._make_protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=timeout_s,
+                # The close waits until the client has read the answer.
+                ssl_shutdown_timeout=None if self._context is None else SLOW_READER_S,
             )
         # The peer speaks no TLS, sends no certificate, or sends nothing.
         except OSError:

@@ -20,8 +20,7 @@ MAX_BYTES = 4 * 2**20
 MAX_HELD_BYTES = 128 * 2**20
 # Timeout for a body's arrival.
 RECEIVE_S = 20.0
-# Closes the connection, so that the rest of the body need not be read.
-_CLOSE = {"connection": "close"}
+_TOO_LARGE = f"the body is larger than {MAX_BYTES} bytes"
 T = TypeVar("T")
 
 
@@ -67,6 +66,8 @@ class Bodies:
                 "compressed bodies are not supported; send the body uncompressed",
                 {"accept-encoding": "identity"},
             )
+        if int(request.headers.get("content-length", "0")) > MAX_BYTES:
+            raise HTTPException(413, _TOO_LARGE)
         body: deque[bytes] = deque()
         size = 0
         try:
@@ -77,14 +78,14 @@ class Bodies:
                     body.append(part)
                     size += len(part)
                     if size > MAX_BYTES:
-                        raise HTTPException(
-                            413, f"the body is larger than {MAX_BYTES} bytes", _CLOSE
-                        )
+                        raise HTTPException(413, _TOO_LARGE)
                     self._budget.grow(holding, len(part))
         except TimeoutError:
             if not bound.expired():
                 raise
             raise HTTPException(
-                408, f"the body was not complete within {RECEIVE_S:g} s", _CLOSE
+                408,
+                f"the body was not complete within {RECEIVE_S:g} s",
+                {"connection": "close"},
             ) from None
         return body

@@ -89,7 +89,7 @@ class Choices:
         texts = [
             one.prompt
             if one.prompt is not None
-            else await self._frontend.text.decode(one.token_ids)
+            else await self._frontend.text.decode(one.token_ids, self._streams[0].request.tenant)
             for one in self.completion.requests[::n]
         ]
         return [text for text in texts for _ in range(n)]

@@ -43,14 +43,16 @@ class HttpPace:
 
     async def _paced(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         poll = scope["method"] != "POST"
-        await self._waiting_room.tenant(tenant.name, poll)
+        over = self._running[tenant.name] > MAX_REQUESTS
+        if not over:
+            await self._waiting_room.tenant(tenant.name, poll)
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 400 and not poll:
                 self._waiting_room.refused(tenant.name)
             await send(message)
 
-        if self._running[tenant.name] > MAX_REQUESTS:
+        if over:
             await self._refuse(tenant, scope, receive, counted)
         else:
             await self._app(scope, receive, counted)

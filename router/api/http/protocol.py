@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Literal
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from router.api.http.read_turns import ReadTurns
 from router.api.http.responses import to_json
@@ -27,8 +33,14 @@ CHUNK_BYTES = 256
 RECEIVE_S = 30.0
 # Timeout for a client to read what the router has sent.
 SLOW_READER_S = 60.0
+# A refused client may send this much longer and more before the connection is closed. Closing at
+# once could destroy the refusal before the client reads it.
+LINGER_S = 1.0
+LINGER_BYTES = 2**20
 # Received bytes that wait for the answer to an earlier request of the connection.
 MAX_UNPARSED = 64 * 2**10
+# Bytes of a chunk besides its data.
+_CHUNK_FRAMING = 32
 # Bytes that are parsed at once. A piece may hold several requests.
 _PIECE = 2048
 _VERSIONS = ("1.0", "1.1")
@@ -63,8 +75,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     uvicorn bounds the idle time between two requests of a connection and the memory of each
     connection. It does not bound the time that a request takes to arrive, the time that an answer
-    stays unread, or the number of connections. The parser bounds neither a head nor the number of
-    chunks, and it takes all requests that have arrived at once.
+    stays unread, or the number of connections. The parser bounds neither a head nor the chunks and
+    trailers of a body, and it takes all requests that have arrived at once.
+
+    An answer may come before its request is complete. The rest of the request is then discarded.
     """
 
     # The listener's connections without a running request, oldest first.
@@ -85,6 +99,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._chunks = 0
         self._body_bytes = 0
+        # Bytes of a body's chunk headers and trailers, and of the body in the last piece.
+        self._framing_bytes = 0
+        self._piece_body = 0
+        # The request that is being answered. Later requests of the connection wait in `pipeline`.
+        self._running: RequestResponseCycle | None = None
+        # Bytes that may still be discarded; None before the connection is refused.
+        self._linger_bytes: int | None = None
         # Status of a refusal that waits for answers to earlier requests.
         self._refusal: int | None = None
 
@@ -102,15 +123,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the connection's timeouts."""
+        """Cancels the connection's timeouts and its requests."""
         self._received()
         self.idle.pop(self, None)
         self._unparsed = b""
+        self.pipeline.clear()
+        if self._running is not None:
+            self._disconnect(self._running)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Reads the data when it is this connection's turn. Receives nothing more until then."""
+        if self._linger_bytes is not None:
+            self._linger_bytes -= len(data)
+            if self._linger_bytes < 0:
+                self.transport.close()
+            return
         self._unparsed += data
         self._take_turn()
 
@@ -133,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         start = 0
         while start < len(data) and self._may_parse:
             start += self._parse(data[start : start + _PIECE])
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_bytes is not None:
             return
         self._unparsed = data[start:]
         if len(self._unparsed) >= MAX_UNPARSED:
@@ -143,22 +172,32 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _may_parse(self) -> bool:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_bytes is not None:
             return False
         return self._refusal is None and (self._part is not None or not self._answering)
 
     @property
     def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _answering_earlier(self) -> bool:
+        """Whether a request before the one that arrives is being answered."""
+        return self._answering and not (self._part == "body" and self.cycle is self._running)
 
     def _parse(self, piece: bytes) -> int:
         """Returns the number of bytes that the parser has taken."""
         if self._part != "body":
             self._head_bytes += len(piece)
+        self._piece_body = 0
         try:
             self.parser.feed_data(piece)
             if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 raise _Refused(431)
+            if self._part == "body":
+                self._framing_bytes += len(piece) - self._piece_body
+                if self._framing_bytes > MAX_HEAD_BYTES + self._chunks * _CHUNK_FRAMING:
+                    raise _Refused(431)
         except httptools.HttpParserUpgrade as upgrade:
             # The parser has stopped behind the head.
             self._stay_with_http1()
@@ -174,9 +213,11 @@ class BoundedProtocol(HttpToolsProtocol):
         ignore. With the header, the parser takes the body for another protocol's.
         """
         kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
-        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in kept]
         self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
 
     # Callbacks of the parser
@@ -185,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Starts the receive timeout of a request."""
         self._unset_keepalive_if_required()
         self._part = "head"
-        self._chunks = self._body_bytes = 0
+        self._chunks = self._body_bytes = self._framing_bytes = 0
         if self._receiving is None:
             self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
         super().on_message_begin()
@@ -213,6 +254,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not self.url.startswith(b"/"):
             self._to_origin_form()
+        if version == "1.0":
+            # A client of HTTP/1.0 does not understand 100 Continue (RFC 9110, 10.1.1).
+            self.expect_100_continue = False
         super().on_headers_complete()
         self._part = "body"
         self.idle.pop(self, None)
@@ -237,6 +281,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Takes a part of a body."""
         self._body_bytes += len(body)
+        self._piece_body += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -246,14 +291,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._part = None
         self._received()
         super().on_message_complete()
+        if not self._answering:
+            self._keep_alive()
 
     # Answers
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        unchunked = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, partial(_unchunked, app, cycle) if unchunked else app)
 
     def on_response_complete(self) -> None:
         """Marks the connection as idle, and goes on with what has arrived."""
         if not self.transport.is_closing():
             self.idle[self] = None
         super().on_response_complete()
+        if self._part is not None:
+            # The rest of the request still arrives, within the receive timeout.
+            self._unset_keepalive_if_required()
         if self._answering:
             self.idle.pop(self, None)
         elif self._refusal is not None:
@@ -274,6 +329,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes the idle connection, unless the client is still reading the last answer."""
+        if self.transport.get_write_buffer_size():
+            self._keep_alive()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _keep_alive(self) -> None:
+        """Starts the timeout for the next request of the connection."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
     def _make_room(self) -> bool:
         """Aborts the connection that has been idle for longest. Returns False if no connection is
         idle.
@@ -291,28 +360,72 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._receiving = None
-        if self._part == "head" and not self._answering:
+        if self._answering_earlier:
+            # The connection reads only a part of the next request in the meantime.
+            self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
+        elif self._part == "head":
             self._refuse(408)
         # No byte has arrived, or the request is being processed.
         else:
             self.transport.abort()
 
     def _refuse(self, status: int) -> None:
-        """Answers a request that is not processed, and closes the connection. Waits until earlier
-        requests are answered.
+        """Answers a request with an error unless its answer has begun, and closes the connection.
+        Waits until earlier requests are answered.
         """
         self._refusal = None
-        cycle = self.cycle
-        if self._answering and self._part != "body":
+        begun = self._part == "body"
+        if self._answering_earlier:
+            if begun:
+                self.pipeline.popleft()
             self._refusal = status
             return
-        if self._answering:
-            # The request itself is being processed, while its body arrives.
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if not self._answering or not (self.pipeline or cycle.response_started):
+        if begun:
+            # The request is being processed while its body arrives.
+            self._disconnect(self.cycle)
+        if not (begun and self.cycle.response_started):
             self.transport.write(_refusal(status))
-        self.transport.close()
+        self._linger()
+
+    @staticmethod
+    def _disconnect(cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = not cycle.response_complete
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+
+    def _linger(self) -> None:
+        """Closes the connection after LINGER_S or LINGER_BYTES, and discards what arrives until
+        then.
+        """
+        self._linger_bytes = LINGER_BYTES
+        self._received()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+
+async def _unchunked(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Runs the app for a client of HTTP/1.0, which does not understand chunks. An answer without a
+    length ends with the connection.
+    """
+
+    unsized = False
+
+    async def sent(message: Message) -> None:
+        nonlocal unsized
+        if message["type"] == "http.response.start":
+            unsized = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if unsized:
+                cycle.chunked_encoding = False
+        elif unsized:
+            # The bytes that uvicorn allows in this message.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, sent)
 
 
 def _refusal(status: int) -> bytes:

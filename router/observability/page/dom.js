@@ -1,8 +1,8 @@
-// Elements made from data. Text is only ever set as text, so nothing in it can become markup.
+// Creates elements from data. Text is always set as text, so it cannot become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with attributes; `class`, `text` and on-handlers are as they sound. */
+/** Creates an element. Attributes include `class`, `text` and event handlers such as `onclick`. */
 export function el(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
@@ -23,14 +23,14 @@ function fill(node, attributes, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Sets text only where it differs: a selection in it stays, and nothing is laid out again. */
+/** Sets text only if it differs, which keeps a selection in it and avoids a new layout. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
 /**
- * Makes the children of `parent` those of `items`, in their order. `make(item)` gives a node for an item whose `key`
- * was not there, `update(node, item)` brings it up to date.
+ * Matches the children of `parent` to `items`, in the order of `items`. `make(item)` creates the
+ * node of an item with a new `key`; `update(node, item)` updates a node.
  */
 export function keyed(parent, items, key, make, update) {
   const old = new Map([...parent.children].map((node) => [node.dataset.key, node]));

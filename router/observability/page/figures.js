@@ -1,4 +1,4 @@
-// The strip of figures, each with its last minutes.
+// The strip of key figures, each with its history of the last minutes.
 
 import { byId, el, say } from "/page/dom.js";
 import { count, duration, percent, rate, time } from "/page/format.js";
@@ -7,11 +7,11 @@ import { Sparkline } from "/page/sparkline.js";
 const ms = (seconds) => (seconds === null ? null : seconds * 1000);
 const last = (series) => series.at(-1) ?? null;
 
-// [name, colour, what it shows of a snapshot: value, unit, what is said below, series, and how they are drawn]
+// [name, colour, function from a snapshot to value, unit, text below, series, and drawing options]
 const FIGURES = [
   ["output", "decode", ({ history }) => ({
     value: rate(last(history.generated_per_s) ?? 0), unit: "tokens/s",
-    below: `${count(Math.max(0, ...history.generated_per_s))} at most`, series: history.generated_per_s, top: 10,
+    below: `${count(Math.max(0, ...history.generated_per_s))} peak`, series: history.generated_per_s, top: 10,
   })],
   ["prompts", "prefill", ({ history, totals }) => ({
     value: rate(last(history.prompt_per_s) ?? 0), unit: "tokens/s",
@@ -27,11 +27,11 @@ const FIGURES = [
     series: history.itl_p50, second: history.itl_p95, top: 0.005,
   })],
   ["in flight", "queue", ({ running, waiting, history }) => ({
-    value: count(running), unit: "requests", below: `${count(waiting)} waiting for room`,
+    value: count(running), unit: "requests", below: `${count(waiting)} waiting`,
     series: history.running, second: history.waiting, top: 4,
   })],
   ["KV held", "handoff", ({ history }) => ({
-    value: percent(last(history.decode_kv)).replace(" %", ""), unit: "%", below: "decode pool, blocks",
+    value: percent(last(history.decode_kv)).replace(" %", ""), unit: "%", below: "blocks of the decode pool",
     series: history.decode_kv, top: 1,
   })],
 ];

@@ -1,10 +1,10 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 export const count = (value) => Math.round(value).toLocaleString("en");
 
 export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${Math.round(share * 100)} %`);
 
-/** Three digits or so with their unit: ["12.3", "ms"]. */
+/** About three digits and their unit: ["12.3", "ms"]. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return ["–", "ms"];
   if (ms < 9.95) return [ms.toFixed(ms < 0.95 ? 2 : 1), "ms"];

@@ -1,23 +1,28 @@
-// The last requests as rows of phases: by the clock, or each from its own arrival.
+// The latest requests as rows of phases, on a common time axis or each from its own arrival.
 
 import { byId, el, keyed, say } from "/page/dom.js";
 import { count, time } from "/page/format.js";
 import { ledgerView } from "/page/ledger.js";
 import { KINDS, kindOf, nameOf } from "/page/phases.js";
 
-const SPANS = [1, 2, 4, 8, 12, 20, 40, 60].map((seconds) => seconds * 1000); // of the axis, in ms
-const WIDEST = 7; // the axis of the clock is so many times as long as the usual request
-const IDLE_MS = 4000; // so long after the last end the clock goes on
+// Lengths of the axis, in ms.
+const SPANS = [1, 2, 4, 8, 12, 20, 40, 60].map((seconds) => seconds * 1000);
+// Length of the common time axis, as a multiple of the usual request.
+const WIDEST = 7;
+// The common time axis keeps moving this long after the last request ends.
+const IDLE_MS = 4000;
 const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 80;
 const ENDS = { stop: "", length: "", cancelled: "stopped", error: "failed" };
 
 export class Gantt {
   constructor() {
     this.rows = [];
-    this.mine = new Set(); // ids of requests that were typed here
+    // Ids of the requests that this page sent.
+    this.mine = new Set();
     this.align = "clock";
     this.drawn = 0;
-    this.offset = null; // the router's clock less this page's, in ms
+    // The router's clock minus the page's clock, in ms.
+    this.offset = null;
     this.list = byId("gantt");
     byId("legend").append(...KINDS.map(([kind, name]) => el("li", {}, el("i", { class: `swatch ${kind}` }), name)));
     for (const button of byId("align").children) button.addEventListener("click", () => this.alignBy(button.dataset.align));
@@ -34,7 +39,8 @@ export class Gantt {
   show(snapshot) {
     const offset = snapshot.now - performance.now();
     const drift = this.offset === null ? Infinity : Math.abs(offset - this.offset);
-    this.offset = drift > 1500 ? offset : this.offset + 0.1 * (offset - this.offset); // one late answer is no jump
+    // Smoothed, so that one late answer does not move the axis.
+    this.offset = drift > 1500 ? offset : this.offset + 0.1 * (offset - this.offset);
     this.rows = snapshot.requests;
     for (const row of this.rows) row.segments = segments(row);
     keyed(this.list, this.rows, (row) => `${row.id} ${row.at}`, makeRow, (node, row) => updateRow(node, row, this.mine.has(row.id)));
@@ -74,7 +80,7 @@ export class Gantt {
       const bars = this.list.children[index].querySelector(".bars");
       const ago = right - ends[index];
       place(bars, row.segments, byClock ? span - (right - row.at) : 0, span, now - row.at);
-      bars.dataset.ago = byClock && ago >= span ? `${Math.round(ago / 1000)} s before` : "";
+      bars.dataset.ago = byClock && ago >= span ? `${Math.round(ago / 1000)} s earlier` : "";
     });
   }
 
@@ -159,7 +165,7 @@ function updateRow(node, row, mine) {
   keyed(bars, row.segments, (one) => one.key, (one) => el("span", { class: `bar ${one.kind}` }), () => {});
 }
 
-/** `from` is where the arrival lies on an axis of `span` ms; what grows reaches to `age`. */
+/** `from`: position of the arrival on an axis of `span` ms. A growing segment ends at `age`. */
 function place(bars, all, from, span, age) {
   all.forEach((one, index) => {
     const end = one.grows ? Math.max(age, one.end) : one.end;
@@ -169,7 +175,8 @@ function place(bars, all, from, span, age) {
   });
 }
 
-/** {key, kind, start, end, grows} in ms from the arrival; adjacent phases of one kind are one bar. */
+/** Returns {key, kind, start, end, grows}, in ms after the arrival. Adjacent phases of
+ * the same kind share a bar. */
 function segments(row) {
   const found = [];
   let at = 0;
@@ -195,7 +202,7 @@ function label(row, length) {
   return `${row.id}: ${state}, ${row.path ?? "no path yet"}, ${row.tokens} tokens in ${time(length)}`;
 }
 
-/** Ids are long and alike at their beginnings or ends; eight characters tell them apart here. */
+/** Shortens a long id. Eight characters are enough to tell the rows apart. */
 function shortName(id) {
   return id.length > 10 ? `${id.slice(0, 8)}…` : id;
 }

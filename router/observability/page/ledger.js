@@ -1,10 +1,10 @@
-// One request's account: who served it, where the time to its first token went, what came after.
+// The ledger of a request: its workers, the phases up to the first token, and the later times.
 
 import { el } from "/page/dom.js";
 import { bytes, count, time } from "/page/format.js";
 import { kindOf, meaningOf, nameOf } from "/page/phases.js";
 
-/** `account` has path, why and ledger, as the last chunk of an answer and the rows of the snapshot do. */
+/** The argument has path, why and ledger, like the last chunk of an answer and the rows of a snapshot. */
 export function ledgerView({ path, why, prefill, decode, ledger }) {
   const last = ledger.attempts.at(-1);
   const phases = Object.entries(ledger.phases).filter(([, seconds]) => seconds > 0);
@@ -34,7 +34,8 @@ function bar(phases) {
   const view = el("div", { class: "stack", "aria-hidden": "true" });
   for (const [phase, seconds] of phases) {
     const part = el("span", { class: `fill ${kindOf(phase)}`, title: `${nameOf(phase)} ${time(seconds * 1000)}` });
-    part.style.flexGrow = seconds * 1e6; // below 1 in all, and they would not fill the bar
+    // With a sum below 1, the parts would not fill the bar.
+    part.style.flexGrow = seconds * 1e6;
     view.append(part);
   }
   return view;
@@ -54,7 +55,7 @@ function table(phases, ledger) {
     el(
       "tr", { class: "sum" },
       el("th", { scope: "row", text: ledger.ttft_seconds ? "first token" : "so far" }),
-      el("td", { class: "quiet meaning", text: ledger.ttft_seconds ? "TTFT, the sum" : "no token came" }),
+      el("td", { class: "quiet meaning", text: ledger.ttft_seconds ? "TTFT, the sum" : "no token arrived" }),
       el("td", { class: "number", text: time(sum * 1000) }),
     ),
   );
@@ -78,7 +79,7 @@ function handoff(one) {
     `${count(one.blocks)} blocks × ${bytes(one.block_bytes)} = ${bytes(one.bytes)} over ${one.transport} in ${time(one.seconds * 1000)}`,
     `${time(one.exposed_seconds * 1000)} of it after the end of prefill`,
   ];
-  if (one.cached_blocks) parts.push(`${count(one.cached_blocks)} blocks were there already`);
+  if (one.cached_blocks) parts.push(`${count(one.cached_blocks)} blocks were already cached`);
   return el("p", { class: "handoff-facts" }, el("i", { class: "swatch handoff" }), `hand-off: ${parts.join("; ")}`);
 }
 

@@ -1,4 +1,4 @@
-// Asks the router for its state once a second, shows it, and says so when there is none.
+// Polls the state of the router once per second and shows it. Shows when the router is unreachable.
 
 import { byId, say } from "/page/dom.js";
 import { clock } from "/page/format.js";
@@ -15,12 +15,14 @@ const gantt = new Gantt();
 const prompt = new Prompt((id) => gantt.mine.add(id));
 const figures = new Figures();
 const parts = [figures, new Pools(), gantt, prompt];
-let heard = null; // unix seconds
+// Unix seconds.
+let heard = null;
 let timer = 0;
 
 async function poll() {
   clearTimeout(timer);
-  if (document.hidden) return; // goes on when it is seen again
+  // Polling resumes when the page becomes visible.
+  if (document.hidden) return;
   const begun = performance.now();
   try {
     const response = await ask("/status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -29,9 +31,10 @@ async function poll() {
     else state("busy", response.status === 429 ? "too many viewers" : "refused", body.error.message);
   } catch (error) {
     prompt.gone();
-    if (error instanceof NoToken) return state("busy", "no token", "give one to see the cluster"); // then it goes on
-    const since = heard === null ? "" : `; last heard of at ${clock(heard)}`;
-    state("gone", "router gone", `trying again${since}`);
+    // Polling resumes when the user gives a token.
+    if (error instanceof NoToken) return state("busy", "no token", "enter a token to see the cluster");
+    const since = heard === null ? "" : `; last answer at ${clock(heard)}`;
+    state("gone", "router unreachable", `retrying${since}`);
   }
   timer = setTimeout(poll, Math.max(0, POLL_MS - (performance.now() - begun)));
 }
@@ -46,13 +49,13 @@ function show(snapshot) {
 }
 
 function stateOf(snapshot) {
-  if (snapshot.state === "draining") return ["draining", "draining", "streams end, new requests are refused"];
+  if (snapshot.state === "draining") return ["draining", "draining", "running streams finish, new requests are rejected"];
   if (snapshot.state === "starting") {
     const pools = snapshot.pools.map((pool) => `${pool.ready} of ${pool.desired} ${pool.name}`);
     return ["starting", "starting", `${pools.join(", ")} workers are ready`];
   }
-  if (snapshot.registry !== "ok") return ["away", "registry away", `pools are as last seen. ${snapshot.registry}`];
-  return ["ready", "ready", snapshot.cluster ? "" : "your own requests; the role monitor sees the whole cluster"];
+  if (snapshot.registry !== "ok") return ["away", "registry unreachable", `the pools are as last seen. ${snapshot.registry}`];
+  return ["ready", "ready", snapshot.cluster ? "" : "only your own requests are shown; a token of role monitor shows the whole cluster"];
 }
 
 function state(name, word, text) {

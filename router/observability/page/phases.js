@@ -1,4 +1,4 @@
-// The phases of a request: the ledger's names, in the few colours of the picture.
+// The phases of a request: the names of the ledger, grouped into a few colours.
 
 export const KINDS = [
   ["queue", "queue"],
@@ -26,18 +26,18 @@ const KIND = {
 export const kindOf = (phase) => KIND[phase] ?? "queue";
 
 const MEANING = {
-  tokenize: "checked and tokenized",
-  queue: "until workers were chosen",
-  reserve: "until the decode worker promised blocks",
+  tokenize: "request checked and tokenized",
+  queue: "wait for workers",
+  reserve: "wait for blocks on the decode worker",
   fetch: "KV from another worker's prefix cache",
-  prefill_queue: "until the prefill began",
+  prefill_queue: "wait for the prefill to begin",
   prefill: "prompt computed",
   return: "first token on its way to the router",
-  handoff: "KV not yet at the decode worker",
+  handoff: "wait for the KV on the decode worker",
   decode: "tokens streamed",
   emit: "first token handed to the client",
-  failed_attempt: "lost with a worker",
-  preempted: "given up for another tenant",
+  failed_attempt: "lost with a failed worker",
+  preempted: "batch slot given to another tenant",
 };
 
 export const meaningOf = (phase) => MEANING[phase] ?? "";

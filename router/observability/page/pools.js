@@ -1,4 +1,4 @@
-// Pools and their workers, how large they are and should be, and why that changed.
+// The pools with their workers, their actual and desired sizes, and the scaling decisions.
 
 import { byId, el, keyed, say } from "/page/dom.js";
 import { bytes, clock, count, percent, rate } from "/page/format.js";
@@ -16,7 +16,7 @@ export class Pools {
     if (!snapshot.cluster) return;
     keyed(byId("sizes"), snapshot.pools, (pool) => pool.name, (pool) => this.sizeNode(pool), (node, pool) => {
       const [, , have] = node.children;
-      say(have, `${pool.ready} ready, ${pool.desired} wanted`);
+      say(have, `${pool.ready} ready, ${pool.desired} desired`);
       node.classList.toggle("short", pool.ready !== pool.desired);
       this.lines[pool.name].draw(snapshot.history[`${pool.name}_workers`], { top: pool.desired + 0.5, steps: true });
     });

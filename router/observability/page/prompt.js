@@ -1,4 +1,4 @@
-// A prompt of one's own: its tokens as they come, the time between them, and the ledger at the end.
+// The form for a prompt: the tokens as they arrive, the time between tokens, and the ledger.
 
 import { byId, el, say } from "/page/dom.js";
 import { rate, time } from "/page/format.js";
@@ -8,7 +8,7 @@ import { ask } from "/page/session.js";
 const MAX_BARS = 256;
 
 export class Prompt {
-  /** `served` is told the id of each request that was answered. */
+  /** `served` is called with the id of each answered request. */
   constructor(served) {
     this.served = served;
     this.controller = null;
@@ -52,7 +52,8 @@ export class Prompt {
       this.note(this.controller.signal.aborted ? "stopped" : error.message);
       this.summary();
     } finally {
-      this.controller.abort(); // what is left of an answer that went wrong
+      // Drops the rest of an answer that failed.
+      this.controller.abort();
       this.controller = null;
       this.buttons();
     }
@@ -60,12 +61,13 @@ export class Prompt {
 
   begin() {
     this.sent = performance.now();
-    this.arrivals = []; // [ms since it was sent, tokens]
+    // [ms since the request was sent, tokens]
+    this.arrivals = [];
     this.longest = 0;
     byId("answer").replaceChildren(el("span", { class: "cursor", "aria-hidden": "true" }));
     byId("gap-bars").replaceChildren();
     say(byId("gap-text"), "waiting for the first token");
-    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "With the last token comes the ledger." }));
+    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "The ledger appears after the last token." }));
   }
 
   async stream(signal) {
@@ -91,7 +93,7 @@ export class Prompt {
       if (data === "[DONE]") whole = true;
       else this.take(JSON.parse(data));
     }
-    if (!whole) throw new Error("the stream broke off");
+    if (!whole) throw new Error("the stream ended early");
   }
 
   take(chunk) {
@@ -112,7 +114,7 @@ export class Prompt {
     const number = this.tokens() + 1;
     const answer = byId("answer");
     const atEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 8;
-    answer.insertBefore(el("span", { class: "token", title: `token ${number}: ${time(gap)} after the last`, text }), answer.lastChild);
+    answer.insertBefore(el("span", { class: "token", title: `token ${number}: ${time(gap)} after the previous token`, text }), answer.lastChild);
     if (atEnd) answer.scrollTop = answer.scrollHeight;
     if (this.arrivals.length) this.bar(gap, number);
     if (tokens) this.arrivals.push([at, tokens]);
@@ -136,7 +138,7 @@ export class Prompt {
 
   pace() {
     const [first, ...rest] = this.arrivals;
-    if (!first) return "no token came";
+    if (!first) return "no token arrived";
     const text = `first token after ${time(first[0])}`;
     if (!rest.length) return text;
     const seconds = (rest.at(-1)[0] - first[0]) / 1000;
@@ -152,7 +154,7 @@ export class Prompt {
 
   note(text) {
     byId("answer").append(el("span", { class: "note", text }));
-    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "An answer that did not end has its row, and its ledger there, among the requests." }));
+    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "The answer did not finish. Its row and its ledger are in the list of requests." }));
   }
 }
 

@@ -1,4 +1,5 @@
-// The token, where the router wants one: asked for once, kept for this tab only, and sent with each request.
+// The token, if the router requires one. The page asks for it once, stores it for this tab only,
+// and sends it with each request.
 
 import { byId } from "/page/dom.js";
 
@@ -6,7 +7,7 @@ const KEY = "kvrelay-token";
 
 export class NoToken extends Error {}
 
-/** fetch with the token. A router that wants another one makes the page ask for it; NoToken until it is there. */
+/** Fetches with the token. If the router rejects the token, asks for another one and throws NoToken. */
 export async function ask(path, options = {}) {
   const token = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
@@ -15,9 +16,9 @@ export async function ask(path, options = {}) {
   const body = await response.json().catch(() => null);
   if (token === sessionStorage.getItem(KEY)) {
     sessionStorage.removeItem(KEY);
-    show(token ? body?.error?.message ?? "the router does not take this token" : "");
+    show(token ? body?.error?.message ?? "the router rejects this token" : "");
   }
-  throw new NoToken("the router wants a token");
+  throw new NoToken("the router requires a token");
 }
 
 function show(why) {
@@ -26,7 +27,7 @@ function show(why) {
   if (!byId("token-dialog").open) byId("token-dialog").showModal();
 }
 
-/** `then` is called when a token has been given. */
+/** Calls `then` when the user gives a token. */
 export function whenGiven(then) {
   byId("token-form").addEventListener("submit", () => {
     sessionStorage.setItem(KEY, byId("token").value.trim());

@@ -1,4 +1,4 @@
-// A small line over the last minutes. A series is a list of numbers, null where nothing was measured.
+// A small line chart of the last minutes. A series is a list of numbers, or null for a gap.
 
 import { svg } from "/page/dom.js";
 
@@ -17,7 +17,7 @@ export class Sparkline {
     );
   }
 
-  /** `second` is drawn thin on the same scale; `top` is the least that the scale reaches to. */
+  /** `second` is drawn as a thin line on the same scale. The scale reaches at least to `top`. */
   draw(series, { second = [], top = 0, length = Math.max(30, series.length), steps = false } = {}) {
     const most = Math.max(top, ...series, ...second) || 1;
     const x = (index, all) => WIDTH - ((all.length - 1 - index) * WIDTH) / (length - 1);
@@ -28,7 +28,7 @@ export class Sparkline {
   }
 }
 
-/** [first, last] of each stretch without null. */
+/** Returns [first, last] of each run without null. */
 function runs(series) {
   const found = [];
   series.forEach((value, index) => {

@@ -80,7 +80,7 @@ async def test_a_prefill_server_without_a_connector_is_an_error() -> None:
         async with VllmPairSender(first, second, timeout=10) as sender:
             await sender.models()
             result = await sender.send(REQUEST, time.perf_counter())
-    assert "no KV" in result.message
+    assert "no kv_transfer_params" in result.message
     assert not decode.bodies
 
 

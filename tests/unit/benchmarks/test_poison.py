@@ -58,17 +58,17 @@ async def test_streams_do_not_notice_poisoned_requests(tmp_path: Path) -> None:
     assert found.wrong == []
     assert sum(found.poison.values()) == POISONED
     assert {kind for kind, _, _ in found.poison} == {
-        "NaN from a prompt's token",
+        "NaN from a prompt token",
         "NaN from a decoded token",
-        "values that are refused",
-        "extremes that are allowed",
+        "rejected values",
+        "allowed extremes",
     }
     assert set(found.streams) == {"grpc", "http"}
     assert found.stream_tokens >= STREAMS * STREAM_TOKENS
     console = Console(width=110)
     with console.capture() as shown:
         console.print(table(found))
-    assert "whole and equal" in shown.get()
+    assert "complete and equal" in shown.get()
 
 
 async def test_a_cluster_whose_streams_do_notice_is_told_of(

@@ -1,4 +1,4 @@
-"""The findings of `benchmarks/elastic.py`, each with a run of which it does not hold."""
+"""The findings of `benchmarks/elastic.py`, each with a run for which it does not hold."""
 
 from __future__ import annotations
 
@@ -68,22 +68,25 @@ def test_a_pool_that_follows_has_nothing_against_it() -> None:
         (replace(report(), rows=(Row(0.0, 0.0, error="UNAVAILABLE"),)), "no request failed"),
         (
             report({0: 1, 31: 2, 95: 1}),
-            "grew upscale_delay_s 5 after the step or later, and before its end",
+            "grew after upscale_delay_s 5, and before the end of the step",
         ),
         (
             report({0: 1, 62: 2, 95: 1}),
-            "grew upscale_delay_s 5 after the step or later, and before its end",
+            "grew after upscale_delay_s 5, and before the end of the step",
         ),
-        (report({0: 1, 36: 2, 90: 1, 100: 2, 125: 1}), "up, then down: no flapping"),
-        (report({0: 1, 36: 2}), "up, then down: no flapping"),
+        (report({0: 1, 36: 2, 90: 1, 100: 2, 125: 1}), "the pool did not flap"),
+        (report({0: 1, 36: 2}), "the pool did not flap"),
         (
             report({0: 1, 36: 3, 90: 2, 95: 1}),
-            "shrank after downscale_delay_s 20 each, after the load",
+            "shrank after the step, each time after downscale_delay_s 20",
         ),
-        (report({0: 1, 36: 2, 58: 1}), "shrank after downscale_delay_s 20 each, after the load"),
+        (
+            report({0: 1, 36: 2, 58: 1}),
+            "shrank after the step, each time after downscale_delay_s 20",
+        ),
         (report({0: 1}), "the prefill pool grew"),
-        (report(decode={0: 1, 50: 2, 100: 1}), "the decode pool stayed"),
-        (report(late=200), "workers came and went as wanted"),
+        (report(decode={0: 1, 50: 2, 100: 1}), "the decode pool kept its size"),
+        (report(late=200), "the number of workers followed the decisions"),
     ],
 )
 def test_what_is_wrong_is_found(found: Report, what: str) -> None:
@@ -95,7 +98,7 @@ def test_a_decision_without_a_reason_is_found() -> None:
     assert good.timeline is not None
     mute = tuple(replace(one, reason="") for one in good.timeline.decisions)
     assert broken(replace(good, timeline=replace(good.timeline, decisions=mute))) == [
-        "every decision has its reason"
+        "every decision has a reason"
     ]
 
 

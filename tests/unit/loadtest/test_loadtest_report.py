@@ -138,7 +138,7 @@ def test_a_generator_that_is_the_bottleneck_says_so() -> None:
     assert not late(0.009, 0.02).warnings  # nobody's bottleneck
     assert not late(0.02, 1.0).warnings  # 2 % of what was measured
     (warning,) = late(0.02, 0.2).warnings
-    assert warning.startswith("the load generator was late itself: p99 20 ms")
+    assert warning.startswith("the load generator was late: p99 20 ms")
 
 
 def test_what_was_cut_interrupted_or_missed_is_said() -> None:
@@ -172,5 +172,5 @@ def test_what_is_no_json_is_not_written_and_not_read(tmp_path: Path) -> None:
 def test_prompts_that_were_cached_before_the_test_are_told() -> None:
     (warning,) = Report({}, (), ROWS, reuse=Reuse(16, 1000, 100, 90, 200)).warnings
     assert warning.startswith("20.0% of the prompt tokens came from a cache")
-    assert "10.0%: prompts were cached before the test; give another --seed" in warning
+    assert "10.0%: prompts were cached before the test; use another --seed" in warning
     assert not Report({}, (), ROWS, reuse=Reuse(16, 1000, 100, 90, 105)).warnings

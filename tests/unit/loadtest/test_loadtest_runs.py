@@ -167,7 +167,7 @@ def test_a_trace_is_replayed(capsys: Output, tmp_path: Path) -> None:
         )
     shown = capsys.readouterr().out
     assert "prefix reuse: " in shown
-    assert "an unlimited cache of blocks of 16 would have had" in shown
+    assert "possible reuse with an unlimited cache, blocks of 16 tokens: " in shown
     requests = sorted(router.requests, key=lambda one: one.token_ids)
     assert len(requests) == 40
     shared = requests[0].token_ids[:16]
@@ -206,7 +206,7 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
             == 130
         )
     thread.join()
-    assert "interrupted: only the 1 requests that had ended are counted" in capsys.readouterr().out
+    assert "interrupted: the report contains only 1 finished requests" in capsys.readouterr().out
     document = json.loads(file.read_text())
     assert document["interrupted"]
     assert len(document["requests"]) == 1
@@ -219,7 +219,7 @@ def test_a_sweep(capsys: Output, tmp_path: Path) -> None:
         files = ["--json", str(file), "--html", str(page)]
         assert run(["loadtest", "sweep", "--target", target, *load, *files]) == 0
     live = capsys.readouterr().out
-    assert "goodput: 400 requests/s is the highest rate tried" in live
+    assert "goodput: 400 requests/s is the highest tested rate" in live
     prompts = [one.token_ids for one in router.requests]
     first, second = sorted(map(len, prompts[:5])), sorted(map(len, prompts[5:]))
     assert first == second  # the same lengths at each rate
@@ -237,7 +237,7 @@ def test_a_sweep_searches(capsys: Output) -> None:
         load = ["--rates", "100..200", "--num-requests", "2", "--goodput", "ttft:0.001"]
         assert run(["loadtest", "sweep", "--target", target, *load]) == 0
     assert (
-        "no rate with at least 90% of the requests within every objective"
+        "there is no tested rate at which at least 90% of the requests met every objective"
         in capsys.readouterr().out
     )
 
@@ -531,8 +531,8 @@ def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(
     assert err.startswith(
         "kvrelay: the sweep ended at 200 requests/s, where none of 3 requests was answered; "
     )
-    assert "goodput: 100 requests/s is the highest rate tried" in out
-    assert "warning at 100/s: requests came for" in out.replace("\n", " ")
+    assert "goodput: 100 requests/s is the highest tested rate" in out
+    assert "warning at 100/s: the run sent requests for" in out.replace("\n", " ")
     document = json.loads(file.read_text())
     assert (document["best_rate"], [one["rate"] for one in document["runs"]]) == (100, [100, 200])
 

@@ -112,4 +112,6 @@ def test_a_run_that_was_too_short_says_so(
     warnings = Sweep(0.9, ((3.0, Report(options, SLOS, rows)),)).warnings
     assert bool(warnings) is warned
     if warned:
-        assert warnings[0].startswith(f"at 3/s: requests came for {last:g} s, less than 10 times")
+        assert warnings[0].startswith(
+            f"at 3/s: the run sent requests for {last:g} s, less than 10 times"
+        )

@@ -81,14 +81,14 @@ async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
     # The registry goes and comes back; the router ends
     cluster.registry.away = True
     await browser.until(
-        "#state", lambda text: "registry away" in text and "Redis at memory: away" in text
+        "#state", lambda text: "registry unreachable" in text and "Redis at memory: away" in text
     )
     cluster.registry.away = False
     await browser.until("#state-word", lambda text: text == "ready")
     cluster.stop()
     cluster.stop()
-    await browser.until("#state-word", lambda text: text == "router gone")
-    assert "last heard of" in await browser.text("#state-text")
+    await browser.until("#state-word", lambda text: text == "router unreachable")
+    assert "last answer at" in await browser.text("#state-text")
     assert await browser.run("return document.getElementById('send').disabled")
 
 
@@ -121,7 +121,7 @@ async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(
     async with running_router(tokens_file=tokens.path) as cluster:
         await browser.open(cluster.http + "/")
         await browser.until(
-            "#token-dialog[open] h2", lambda text: text == "This cluster needs a token"
+            "#token-dialog[open] h2", lambda text: text == "This cluster requires a token"
         )
         assert await browser.text("#state-word") == "no token"
         await browser.type("#token", "kvr_wrong", "\ue007")

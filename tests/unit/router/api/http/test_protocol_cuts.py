@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from router.api.http import protocol as http_protocol
 from router.api.http.protocol import MAX_UNPARSED, BoundedProtocol
 from router.api.http.read_turns import ReadTurns
 
@@ -25,10 +26,21 @@ class Transport(asyncio.Transport):
         self.written = b""
         self.reading = True
         self.closed = False
+        self.ended = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closed
+        assert not self.ended
         self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.closed = True
@@ -202,7 +214,7 @@ async def test_a_bad_request_is_refused_once_earlier_ones_are_answered(
         error = last["error"]
         assert isinstance(error, dict)
         assert (error["code"], error["type"]) == (status, "invalid_request_error")
-        assert transport.closed
+        assert transport.ended
         protocol.connection_lost(None)
 
 
@@ -213,6 +225,137 @@ async def test_a_bad_chunk_is_refused_while_the_request_is_processed() -> None:
     await settled(protocol, transport)
     (body,) = told(transport.written)
     assert isinstance(body["error"], dict)
+    assert transport.ended
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("name", ["trailer", "trailers", "chunk extension"])
+async def test_what_frames_a_body_is_bounded(name: str) -> None:
+    """Its parsing has a cost, and nobody needs more of it."""
+    endless = {
+        "trailer": (b"0\r\nx: ", b"a" * 2**16),
+        "trailers": (b"0\r\n", b"x: a\r\n" * 2**14),
+        "chunk extension": (b"5;", b"x" * 2**16),
+    }
+    first, again = endless[name]
+    protocol, transport = connected()
+    protocol.data_received(REQUESTS["chunks"].partition(b"2\r\n")[0] + first)
+    taken = 0
+    while not transport.ended:
+        assert taken < 2**20
+        protocol.data_received(again)
+        taken += len(again)
+        await settled(protocol, transport)
+    (body,) = told(transport.written)
+    assert isinstance(body["error"], dict)
+    assert body["error"]["code"] == 431
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("behind", ["", "get", "length", "part of a head", "part of a body"])
+async def test_a_client_that_leaves_cancels_its_request(behind: str) -> None:
+    """Whatever it has sent behind the request."""
+    left = asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        left.set()
+
+    protocol, transport = connected(waiting)
+    more = {"part of a head": b"GET / HT", "part of a body": REQUESTS["length"][:-2], "": b""}
+    protocol.data_received(REQUESTS["get"] + (more | REQUESTS)[behind])
+    await settled(protocol, transport)
+    assert not left.is_set()
+    protocol.connection_lost(None)
+    async with asyncio.timeout(60):
+        await left.wait()
+    assert len(protocol.server_state.tasks) <= 1
+
+
+async def test_a_bad_chunk_behind_a_request_waits_for_the_answer() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await echo(scope, receive, send)
+
+    protocol, transport = connected(slow)
+    protocol.data_received(REQUESTS["get"] + REQUESTS["chunks"].replace(b"3;x=y", b"zz"))
+    await settled(protocol, transport)
+    assert not transport.written
+    go_on.set()
+    await settled(protocol, transport)
+    first, last = told(transport.written)
+    assert first["path"] == "/a"
+    assert isinstance(last["error"], dict)
+    protocol.connection_lost(None)
+
+
+async def test_a_long_answer_outlives_the_timeout_of_the_request_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "RECEIVE_S", 0.01)
+    go_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await echo(scope, receive, send)
+
+    for more in (b"GET / HT", REQUESTS["length"][:-2]):
+        go_on.clear()
+        protocol, transport = connected(slow)
+        protocol.data_received(REQUESTS["get"] + more)
+        await asyncio.sleep(0.1)
+        assert not transport.closed
+        go_on.set()
+        await settled(protocol, transport)
+        assert told(transport.written)[0]["path"] == "/a"
+        protocol.connection_lost(None)
+
+
+async def test_an_answer_before_the_end_of_its_request_is_the_only_one() -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    head, _, chunks = REQUESTS["chunks"].partition(b"\r\n\r\n")
+    protocol, transport = connected(early)
+    protocol.data_received(head + b"\r\n\r\n")
+    await settled(protocol, transport)
+    assert told(transport.written) == [{}]
+    assert protocol.timeout_keep_alive_task is None, "the rest of the request may still come"
+    protocol.data_received(chunks)
+    await settled(protocol, transport)
+    assert protocol.timeout_keep_alive_task is not None
+    protocol.data_received(head + b"\r\n\r\n")
+    await settled(protocol, transport)
+    protocol.data_received(b"zz\r\n")
+    await settled(protocol, transport)
+    assert told(transport.written) == [{}, {}]
+    assert transport.ended
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n"])
+async def test_a_client_of_http_1_0_gets_what_it_understands(upgrade: bytes) -> None:
+    async def unsized(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(3):
+            part = b"part %d," % number
+            await send({"type": "http.response.body", "body": part, "more_body": number < 2})
+
+    protocol, transport = connected(unsized)
+    request = b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n" + upgrade
+    protocol.data_received(request + b"\r\na")
+    await settled(protocol, transport)
+    head, _, body = transport.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    assert body == b"part 0,part 1,part 2,"
     assert transport.closed
     protocol.connection_lost(None)
 
