@@ -346,10 +346,42 @@ MUTANTS = (
         ("unit/router/api/test_pacing.py::test_a_stranger_who_leaves_makes_room",),
     ),
     Mutant(
+        "what frames a body is bounded",
+        "router/api/http/protocol.py",
+        "if self._framing_bytes > MAX_HEAD_BYTES + self._chunks * _CHUNK_FRAMING:",
+        "if False:",
+        ("unit/router/api/http/test_protocol_cuts.py::test_what_frames_a_body_is_bounded",),
+    ),
+    Mutant(
+        "a client that leaves cancels the request before the one it sent last",
+        "router/api/http/protocol.py",
+        "        if self._running is not None:\n            self._disconnect(self._running)\n",
+        "",
+        (
+            "unit/router/api/http/test_protocol_cuts.py::test_a_client_that_leaves_cancels_its_request",
+        ),
+    ),
+    Mutant(
+        "a slow request does not end the answer before it",
+        "router/api/http/protocol.py",
+        "if self._answering_earlier:\n            # The connection",
+        "if False:\n            # The connection",
+        (
+            "unit/router/api/http/test_protocol_cuts.py::test_a_long_answer_outlives_the_timeout_of_the_request_behind_it",
+        ),
+    ),
+    Mutant(
+        "sessions without a hello are bounded",
+        "kvrelay/worker/session.py",
+        "wait = _HELLO_S if self._silent < _MAX_SILENT else 0",
+        "wait = _HELLO_S",
+        ("unit/worker/test_odd_commands.py::test_sessions_without_a_hello_are_capped_and_end",),
+    ),
+    Mutant(
         "no tenant has all connections",
         "router/api/http/pacing.py",
-        "if self._running[tenant.name] > MAX_REQUESTS:",
-        "if False:",
+        "over = self._running[tenant.name] > MAX_REQUESTS",
+        "over = False",
         ("unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",),
     ),
     Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -52,6 +52,8 @@ from router.observability.tenant_metrics import TenantMetrics
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 
+# Size up to which a body is written at once.
+_ONE_PART_BYTES = 2**16
 T = TypeVar("T")
 # Limit on the tokens of one request to /tokenize or /detokenize. A longer context raises it.
 MAX_CONVERTED = 2**17
@@ -239,15 +241,34 @@ class OpenAiEndpoint:
             shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
             if not completion.stream:
                 answers, logprobs = await _unless_gone(request, choices.whole())
-                body = await self._slices.run(tenant, shape.whole(answers, logprobs))
-                headers = {"x-kvrelay-path": answers[0].path or ""}
-                return Response(body, media_type="application/json", headers=headers)
+                parts = await self._slices.run(tenant, shape.whole(answers, logprobs))
+                return _JsonParts(parts, {"x-kvrelay-path": answers[0].path or ""})
             # Before the first event, an error can still set the HTTP status.
             await _unless_gone(request, choices.begun())
         except BaseException:
             choices.cancel()
             raise
         return _EventStream(choices, _events(completion, shape, choices, request.state.request_id))
+
+
+class _JsonParts(Response):
+    """A JSON body that is written part by part: an answer with logprobs may have many megabytes."""
+
+    media_type = "application/json"
+
+    def __init__(self, parts: Sequence[bytes], headers: dict[str, str]) -> None:
+        length = sum(map(len, parts))
+        super().__init__(headers=headers | {"content-length": str(length)})
+        self._parts = parts if length > _ONE_PART_BYTES else [b"".join(parts)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        *parts, last = self._parts
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": last})
 
 
 class _EventStream(Response):

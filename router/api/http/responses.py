@@ -106,11 +106,16 @@ class Shape:
 
     def whole(
         self, answers: Sequence[GenerateResponse], logprobs: Sequence[LogprobsText | None]
-    ) -> Generator[int, None, str]:
-        """Writes the body with all choices, in the steps of router.runtime.loop_slices. Each answer
-        is one response with the full text.
+    ) -> Generator[int, None, list[bytes]]:
+        """Writes the parts of the body with all choices, in the steps of
+        router.runtime.loop_slices. Each answer is one response with the full text.
         """
-        choices = []
+        usage = usage_body(_usages(answers), self._completion.n)
+        fingerprint = {"system_fingerprint": answers[0].system_fingerprint or None}
+        rest = fingerprint | {"usage": usage, "kvrelay": account(answers)}
+        body = to_json(self._body([], chunk=False) | rest)
+        before, _, after = body.partition('"choices":[]')
+        parts = [f'{before}"choices":['.encode()]
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
             choice: Json = {"index": index, "finish_reason": answer.finish_reason}
             if self._completion.chat:
@@ -122,13 +127,10 @@ class Shape:
             if self._completion.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
             scores = "null" if one is None else one.written()
-            choices.append(f'{to_json(choice)[:-1]},"logprobs":{scores}}}')
-            yield len(choices[-1])
-        usage = usage_body(_usages(answers), self._completion.n)
-        fingerprint = {"system_fingerprint": answers[0].system_fingerprint or None}
-        rest = fingerprint | {"usage": usage, "kvrelay": account(answers)}
-        body = to_json(self._body([], chunk=False) | rest)
-        return body.replace('"choices":[]', f'"choices":[{",".join(choices)}]', 1)
+            comma = "," if index else ""
+            parts.append(f'{comma}{to_json(choice)[:-1]},"logprobs":{scores}}}'.encode())
+            yield len(parts[-1])
+        return [*parts, f"]{after}".encode()]
 
     def _body(self, choices: list[Json], chunk: bool) -> Json:
         name = "text_completion"

@@ -175,8 +175,10 @@ function place(bars, all, from, span, age) {
   });
 }
 
-/** Returns {key, kind, start, end, grows}, in ms after the arrival. Adjacent phases of
- * the same kind share a bar. */
+/**
+ * Returns {key, kind, start, end, grows}, in ms after the arrival. Adjacent phases of the same kind
+ * share a bar.
+ */
 function segments(row) {
   const found = [];
   let at = 0;

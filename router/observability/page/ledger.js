@@ -4,7 +4,10 @@ import { el } from "/page/dom.js";
 import { bytes, count, time } from "/page/format.js";
 import { kindOf, meaningOf, nameOf } from "/page/phases.js";
 
-/** The argument has path, why and ledger, like the last chunk of an answer and the rows of a snapshot. */
+/**
+ * Shows a ledger. The argument has path, why and ledger, like the last chunk of an answer and the
+ * rows of a snapshot.
+ */
 export function ledgerView({ path, why, prefill, decode, ledger }) {
   const last = ledger.attempts.at(-1);
   const phases = Object.entries(ledger.phases).filter(([, seconds]) => seconds > 0);

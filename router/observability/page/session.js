@@ -7,7 +7,7 @@ const KEY = "kvrelay-token";
 
 export class NoToken extends Error {}
 
-/** Fetches with the token. If the router rejects the token, asks for another one and throws NoToken. */
+/** Fetches with the token. If the router rejects it, asks for another token and throws NoToken. */
 export async function ask(path, options = {}) {
   const token = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };

@@ -213,7 +213,7 @@ def test_an_environment_without_the_tool_is_an_error(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(Unavailable, match="no guidellm"):
+    with pytest.raises(Unavailable, match="guidellm is not installed"):
         version(TOOLS["guidellm"], python)
 
 

@@ -58,7 +58,7 @@ def test_errors(environment: Environment) -> None:
         "no such model",
         "first piece",
         "cancelled",
-        "nobody there",
+        "unreachable",
     ]
 
 

@@ -107,7 +107,7 @@ def test_ngram_baselines_by_hand() -> None:
         ([], "--out"),
         (["--out", "x", "--steps", "0"], "must be at least 1"),
         (["--out", "x", "--steps", "many"], "invalid int value"),
-        (["--out", str(SCRIPT)], "is a file; name a folder"),
+        (["--out", str(SCRIPT)], "is a file; give a folder"),
     ],
 )
 def test_bad_usage_exits_2_with_a_line(

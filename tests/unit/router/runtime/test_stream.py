@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvrelay.clock import MonotonicClock
 from kvrelay.errors import DeadlineExceeded
-from kvrelay.types.requests import SamplingParams
+from kvrelay.types.requests import SamplingParams, TokenLogprobs
+from kvrelay.wire.inference import GenerateResponse
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.request import Request
@@ -30,6 +36,10 @@ class Words:
 
 @pytest.fixture
 def stream() -> Stream:
+    return new_stream()
+
+
+def new_stream() -> Stream:
     request = Request("a", (1, 2, 3), SamplingParams(seed=0), arrival=0.0, deadline=60.0)
     life = Lifecycle(
         request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget()
@@ -121,3 +131,37 @@ async def test_streams_of_one_reader_come_as_their_tokens_do(stream: Stream) -> 
     rest = [(index, one.token_ids, one.finish_reason) async for index, one in responses]
     assert (index, response.token_ids) == (1, (7,))
     assert rest == [(1, (8, 9), "stop"), (0, (), "length")]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 150), max_size=6), st.sampled_from(["length", "error"]))
+def test_tokens_with_logprobs_come_in_small_responses(batches: list[int], reason: str) -> None:
+    """None is lost or said twice, and only the last response ends the answer."""
+
+    async def read(stream: Stream) -> list[GenerateResponse]:
+        found = []
+        reader = StreamReader([stream]).responses()
+        position = 0
+        for count in batches:
+            token_ids = tuple(range(position, position + count))
+            scores = tuple(TokenLogprobs(-float(one), ()) for one in token_ids)
+            stream.push(Emit("a", position, token_ids, scores, "local"), 1.0)
+            position += count
+            if count:
+                found.append((await anext(reader))[1])
+        error = DeadlineExceeded("too late") if reason == "error" else None
+        stream.end(End("a", reason, error), 1.1)  # type: ignore[arg-type]
+        with suppress(DeadlineExceeded):
+            async for _, one in reader:
+                found.append(one)
+        return found
+
+    found = asyncio.run(read(new_stream()))
+    token_ids = [token_id for one in found for token_id in one.token_ids]
+    assert token_ids == list(range(sum(batches)))
+    assert "".join(one.text for one in found) == "".join(f" {one}" for one in token_ids)
+    assert [one.logprob for part in found for one in part.logprobs] == [-one for one in token_ids]
+    assert all(len(one.token_ids) <= 64 for one in found)
+    assert all(one.index == one.token_ids[0] for one in found if one.token_ids)
+    ends = [one.finish_reason for one in found if one.finish_reason is not None]
+    assert ends == ([] if reason == "error" else ["length"])
