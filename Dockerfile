@@ -1,14 +1,14 @@
-# kvrelay with everything that a router, a controller and a Ray node run, from requirements/*.lock.
+# The image of routers, controllers and Ray nodes, with the packages of requirements/*.lock.
 #   docker build -t kvrelay:0.1.0 .
 #   docker build --build-arg TORCH=cuda -t kvrelay:0.1.0-cuda .
-# Each stage depends only on the files that it copies: a change of Python code neither installs the
-# dependencies nor compiles the kernels again, and changes only the last, small layers of the image.
+# Each stage depends only on the files that it copies. After a change of Python code, the build
+# reuses the dependencies and the kernels and replaces only the last, small layers of the image.
 FROM python:3.11-slim-trixie AS dependencies
 
 WORKDIR /src
 RUN python -m venv --without-pip /opt/kvrelay
 ARG TORCH=cpu
-# PyTorch's index of builds for CPUs, or a mirror of it. PyPI has only the builds for CUDA.
+# PyTorch's package index with CPU builds, or a mirror. PyPI has only CUDA builds.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY requirements/${TORCH}.lock requirements/
 RUN pip --python /opt/kvrelay/bin/python install --no-cache-dir --require-hashes \
@@ -22,7 +22,7 @@ COPY scripts/prebuild_kernels.py scripts/
 COPY kvrelay/compiler kvrelay/compiler
 COPY kvrelay/engine/native/kernels kvrelay/engine/native/kernels
 COPY kv_transfer/kernels kv_transfer/kernels
-# For each kind of processor, because the nodes' processors are not known here.
+# Compiles the kernels for each processor type, because the build does not know the nodes.
 RUN PYTHONPATH=. python scripts/prebuild_kernels.py /opt/kernels
 
 FROM dependencies AS application
@@ -45,17 +45,18 @@ LABEL org.opencontainers.image.title="kvrelay" \
     org.opencontainers.image.description="Disaggregated prefill/decode serving cluster for large language models" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.licenses="Apache-2.0"
-# libgomp1: threads of the CPU kernels. wget: the probes of KubeRay, k8s/ and compose.yaml.
+# libgomp1: threads of the CPU kernels. wget: probes of KubeRay, k8s/ and compose.yaml.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 wget \
     && rm -rf /var/lib/apt/lists/* && useradd --uid 1000 --no-create-home kvrelay
 COPY --from=dependencies /opt/kvrelay /opt/kvrelay
 COPY --from=kernels /opt/kernels /opt/kvrelay/kernels
 COPY --from=application /opt/application /opt/kvrelay
 COPY k8s/leave-node /usr/local/bin/leave-node
-# The root file system may be read-only: only /tmp and /dev/shm are written to.
+# kvrelay writes only to /tmp and /dev/shm, so the root file system may be read-only.
 ENV PATH=/opt/kvrelay/bin:$PATH KVRELAY_KERNELS=/opt/kvrelay/kernels HOME=/tmp XDG_CACHE_HOME=/tmp/cache
 WORKDIR /tmp
 USER 1000:1000
 EXPOSE 8000 50051
-# No HEALTHCHECK: the probe depends on the command. compose.yaml and k8s/ have one for each part.
+# There is no HEALTHCHECK, because the probe depends on the command. compose.yaml and k8s/ define
+# probes for each component.
 CMD ["kvrelay", "--help"]

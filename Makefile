@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 .PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
 .PHONY: clean faults image
 
-# Installs once per change of pyproject.toml.
+# Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
@@ -16,8 +16,9 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/kvrelay demo
 
-# JOBS processes run the unit tests, by file. CLUSTER_JOBS processes run the tests of whole clusters;
-# tests that share a cluster run in one process, so that it starts once.
+# JOBS processes run the unit tests; each file runs in one process. CLUSTER_JOBS processes run the
+# tests of whole clusters. Tests that share a cluster run in one process, so the cluster starts
+# once.
 JOBS ?= 4
 CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
@@ -26,7 +27,7 @@ test: venv lint
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(CLUSTERS:%=--ignore %)
 	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadfile $(CLUSTERS)
 
-# What takes long, or loads or measures a whole machine, which it has for itself.
+# Tests that take long or need the machine for themselves.
 test-long: venv
 	$(BIN)/python -m pytest --durations 10 -m long
 
@@ -38,7 +39,7 @@ lint: venv
 	$(BIN)/python -m pytest tests/house/test_links.py
 
 # Builds the documentation site in build/site. Its environment has no torch and no Ray.
-# Without --quiet, which would keep warnings from --strict.
+# --quiet would hide warnings from --strict.
 DOCS_VENV := build/docs-venv
 $(DOCS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
@@ -48,27 +49,27 @@ $(DOCS_VENV)/.installed: pyproject.toml
 docs: $(DOCS_VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
-# Pages that are generated from the code: command line, configuration, errors.
+# Generates the reference pages from the code: command line, configuration, errors.
 reference: venv
 	$(BIN)/python scripts/write_reference.py
 
-# Takes out each safeguard, in a copy of the source, and sees a test fail.
+# Removes each safeguard in a copy of the source and checks that a test fails.
 mutants: venv
 	$(BIN)/python tests/mutants/run.py
 
-# A whole cluster in virtual time, SEEDS histories of it, on all cores. docs/testing.md says how to replay one.
+# Simulates SEEDS histories of a cluster in virtual time, on all cores. docs/testing.md explains how
+# to replay a history.
 SEEDS ?= 10000
 sim: venv
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
 
-# Spoiled inputs for everything that reads what comes from outside, SECONDS for each, after hand-offs that are damaged on
-# their way.
+# Fuzzes damaged hand-offs, then every parser of external input, for SECONDS each.
 SECONDS ?= 120
 fuzz: venv
 	$(BIN)/python tests/unit/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
-# The HTTP door, asked what its OpenAPI description allows and what it does not.
+# Tests the HTTP endpoint with requests that its OpenAPI description allows, and with others.
 EXAMPLES ?= 200
 schemathesis: venv
 	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/api/http/test_openapi_schemathesis.py --timeout 3600
@@ -76,7 +77,7 @@ schemathesis: venv
 soak: venv
 	$(BIN)/python tests/unit/kv_transfer/soak_handoffs.py
 
-# The fault matrix on real processes; with LONG=1 outages last as long as they may.
+# The fault matrix on real processes. With LONG=1, outages have their maximal length.
 LONG ?= 0
 faults: venv
 	LONG=$(LONG) $(BIN)/python -m pytest tests/faults
@@ -84,7 +85,8 @@ faults: venv
 proto: venv
 	$(BIN)/python scripts/generate_stubs.py
 
-# What the images install, with hashes. uv has to find torch's CPU build: UV_FIND_LINKS or UV_EXTRA_INDEX_URL say where.
+# Locks the packages of the images, with hashes. UV_FIND_LINKS or UV_EXTRA_INDEX_URL must point to
+# the CPU build of torch.
 UV ?= uv
 COMPILE := $(UV) pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 \
   --python-platform x86_64-manylinux_2_28
@@ -95,7 +97,7 @@ lock:
 	  requirements/torch-cuda.in -o requirements/cuda.lock
 	$(COMPILE) requirements/build.in -o requirements/build.lock
 
-# The container image that compose.yaml and k8s/ name. DOCKER may be podman.
+# Builds the container image that compose.yaml and k8s/ use. DOCKER may be podman.
 DOCKER ?= docker
 image:
 	$(DOCKER) build -t kvrelay:0.1.0 .

@@ -1,4 +1,4 @@
-"""How a load tool's figures stand beside kvrelay's own for the same load."""
+"""Compares the figures of a load tool with those of kvrelay's own load test for the same load."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ class Figure:
 
     name: str
     tool: float
-    ours: float  # of the runs before and after the tool's together
+    # Over the runs before and after the tool together.
+    ours: float
     before: float
     after: float
 
     @property
     def difference(self) -> float:
-        """Of the tool's from ours, in per cent of ours."""
+        """Difference of the tool's figure from ours, in per cent of ours."""
         return (self.tool / self.ours - 1) * 100
 
     @property
     def noise(self) -> float:
-        """Between our two runs, in per cent."""
+        """Difference between our two runs, in per cent."""
         return (self.after / self.before - 1) * 100
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """The figures of one tool, compared with ours."""
+
     tool: str
     version: str
     result: ToolResult
     figures: tuple[Figure, ...]
 
     def agrees(self, num_requests: int, within: float) -> bool:
-        """All requests answered, and medians at most `within` per cent apart."""
+        """Whether all requests were answered and the medians differ by at most `within` per
+        cent.
+        """
         medians = [one for one in self.figures if one.name.endswith("median")]
         complete = self.result.requests >= num_requests and not self.result.errors
         return complete and all(abs(one.difference) <= within for one in medians)
@@ -56,7 +61,7 @@ def compare(
     before: Sequence[Row],
     after: Sequence[Row],
 ) -> Comparison:
-    """`before` and `after` are our own runs' rows, all of them answered."""
+    """`before` and `after` are the rows of our own runs. All requests must be answered."""
     ours = [_figures(rows, itl_of) for rows in ([*before, *after], before, after)]
     names = ("TTFT median", "TTFT mean", "ITL median", "ITL mean")
     theirs = (*result.ttft, *result.itl)
@@ -64,8 +69,8 @@ def compare(
 
 
 def _figures(rows: Sequence[Row], itl_of: Literal["gap", "request"]) -> tuple[float, ...]:
-    """Median and mean of TTFT and ITL, in milliseconds. TTFT is from the call, as the tools', not
-    from the schedule.
+    """Returns median and mean of TTFT and ITL, in milliseconds. TTFT counts from the call, as in
+    the tools, not from the scheduled arrival.
     """
     ttft = summarize([row.ttft_s - row.late_s for row in rows if row.ttft_s is not None])
     gaps = [gap for row in rows for gap in row.itl_s]
@@ -73,15 +78,16 @@ def _figures(rows: Sequence[Row], itl_of: Literal["gap", "request"]) -> tuple[fl
         gaps if itl_of == "gap" else [row.tpot_s for row in rows if row.tpot_s is not None]
     )
     assert ttft is not None, "no request was answered"
-    assert itl is not None, "no answer has two tokens"
+    assert itl is not None, "no answer has two or more tokens"
     return tuple(1000 * seconds for seconds in (ttft.median, ttft.mean, itl.median, itl.mean))
 
 
 def agreement_table(comparisons: Sequence[Comparison]) -> Table:
+    """Returns a table with four lines per tool, in milliseconds."""
     table = Table(title="milliseconds", title_justify="left")
     for column in ("tool", "version", "answered", "errors", "tokens", ""):
         table.add_column(column)
-    for column in ("tool's", "ours", "difference", "ours, before to after"):
+    for column in ("tool", "kvrelay", "difference", "change between kvrelay's runs"):
         table.add_column(column, justify="right")
     for one in comparisons:
         result = one.result

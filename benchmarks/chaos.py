@@ -1,8 +1,9 @@
-"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel
-and scale.
+"""Injects faults under load and counts their effects: `python benchmarks/chaos.py kill --minutes
+10`. Further commands are restart, cancel and scale.
 
-Each answer is compared with the same request's in a run without a fault, token by token. Exit code
-1 if one differs or fails. Recording and checkers are those of the fault matrix, in tests/faults.
+Each answer is compared, token by token, with the answer of the same request in a run without
+faults. The exit code is 1 if an answer differs or a request fails. The recorder and the checkers
+are those of the fault matrix in tests/faults.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-# The packages that folders of tests are named after
+# Makes the test packages importable.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -42,13 +43,17 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.wire import inference as wire
 from kvrelay.wire.cluster import ClusterStatus, WorkerStatus, pb
 
-KINDS = 24  # requests that are unlike
+# Number of different requests.
+KINDS = 24
 AT_ONCE = 4
-LENGTH = 200  # tokens of an answer
+# Tokens of an answer.
+LENGTH = 200
 TIMEOUT_S = 300.0
 LEASE_S = 10.0
-IN_FLIGHT_S = 0.05  # tokens that a dead worker had sent still come
-BLOCKS_FREE_MS = 250.0  # after a cancel
+# Tokens that a dead worker had sent arrive for this long after its death.
+IN_FLIGHT_S = 0.05
+# Limit for the time from a cancel until the blocks are free.
+BLOCKS_FREE_MS = 250.0
 
 app = typer.Typer(add_completion=False)
 log = Console(stderr=True)
@@ -56,7 +61,7 @@ log = Console(stderr=True)
 
 @dataclass
 class Load:
-    """The same requests again and again, some at a time, until it is over."""
+    """Repeats the same requests, AT_ONCE at a time, until `over` is set."""
 
     channel: grpc.aio.Channel
     seed: int
@@ -67,7 +72,7 @@ class Load:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def learn(self) -> None:
-        """Each once, without a fault."""
+        """Sends each request once, without faults, and stores the answers."""
         for kind in range(self.kinds):
             history = await self.one(kind)
             assert history.end.status in WHOLE, history.end
@@ -75,6 +80,7 @@ class Load:
         self.asked.clear()
 
     async def run(self) -> None:
+        """Sends requests until `over` is set."""
         draw = random.Random(self.seed)
 
         async def work() -> None:
@@ -86,8 +92,8 @@ class Load:
                 group.create_task(work())
 
     async def one(self, kind: int) -> RequestHistory:
-        """Greedy ones and seeded ones with a penalty; prompts that are handed over and prompts that
-        are not.
+        """Sends one request. The kinds alternate between greedy sampling and seeded sampling with a
+        penalty. Some prompts are long enough for a hand-off.
         """
         sampling = wire.SamplingOptions(
             max_tokens=self.length,
@@ -108,7 +114,7 @@ class Load:
         return history
 
     def report(self) -> bool:
-        """Prints it; whether all is well."""
+        """Prints the counts. Returns whether no request failed and no answer differs."""
         failed = [one for one in self.asked if one.ends[-1].status not in WHOLE]
         wrong = differing(one for one in self.asked if one not in failed)
         moved = sum(len(one.attempts) > 1 for one in self.asked if one not in failed)
@@ -120,21 +126,21 @@ class Load:
             print(error)
             wrong += 1
         print(
-            f"requests: {len(self.asked)}, failed: {len(failed)}, tokens that differ: {wrong}, "
-            f"moved: {moved}"
+            f"requests: {len(self.asked)}, failed: {len(failed)}, differing tokens: {wrong}, "
+            f"moved to another worker: {moved}"
         )
         for status, count in Counter(
             f"{one.end.status}: {one.end.message}" for one in failed
         ).items():
             print(f"  {count} {status}")
         gaps = sorted(one.longest_gap_s for one in self.asked)
-        print(f"longest gap between two tokens of a stream, s: {distribution(gaps)}")
+        print(f"longest gap between two tokens of a stream, in s: {distribution(gaps)}")
         return not failed and not wrong and bool(self.asked)
 
 
 def pauses(asked: Iterable[RequestHistory], killed_at: float) -> list[float]:
-    """Seconds that the streams which were open then went without a token, from the last one before,
-    or just after.
+    """Returns, for each stream that was open at the kill, the gap in seconds between the last token
+    before the kill and the next token. Tokens in flight at the kill count as before it.
     """
     found = []
     for one in asked:
@@ -149,6 +155,7 @@ def pauses(asked: Iterable[RequestHistory], killed_at: float) -> list[float]:
 
 
 def distribution(values: list[float], digits: int = 2) -> str:
+    """Formats percentiles, maximum and mean."""
     ordered = sorted(values)
     cuts = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     shown = [
@@ -165,13 +172,13 @@ def distribution(values: list[float], digits: int = 2) -> str:
 async def loaded_cluster(
     seed: int, policy: Path | None, each: int = 2
 ) -> AsyncIterator[tuple[RunningCluster, Load]]:
-    """`each` prefill and decode workers, as `kvrelay serve` runs them, and what they answer without
-    a fault.
+    """Yields a cluster with `each` prefill and `each` decode workers, started as by `kvrelay
+    serve`, and a load that knows its answers without faults.
     """
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},
-            # The same prompts come again and again
+            # The load repeats its prompts.
             "kv": {"memory": "64MiB", "prefix_cache": False},
             "prefill": {"replicas": each, "chunk_tokens": 128},
             "decode": {"replicas": each},
@@ -189,26 +196,28 @@ async def loaded_cluster(
 
 
 Harm = Callable[[RunningCluster], Awaitable[str]]
-Kills = dict[str, list[float]]  # by what died: when, on the clock of the load
+# Kind of worker -> times of its kills, on the clock of the load.
+Kills = dict[str, list[float]]
 
 
 async def under_load(
     seed: int, harm: Harm, policy: Path | None = None, each: int = 2, kills: Kills | None = None
 ) -> bool:
+    """Injects `harm` under load. Prints the findings; returns whether all checks passed."""
     async with loaded_cluster(seed, policy, each) as (cluster, load):
         well = await judged(cluster, load, harm, each)
         for victims, times in (kills or {}).items():
             if found := [pause for at in times for pause in pauses(load.asked, at)]:
                 print(
-                    f"pause of a stream at the death of a {victims}, s: {distribution(found)} "
+                    f"pause of a stream after the kill of a {victims}, in s: {distribution(found)} "
                     f"({len(found)})"
                 )
         return well
 
 
 async def judged(cluster: RunningCluster, load: Load, harm: Harm, each: int = 2) -> bool:
-    """Whether requests bear it: all whole, with the tokens that they have without it, and all
-    blocks back.
+    """Returns whether all requests were answered with the same tokens as without faults, and
+    whether all blocks were freed.
     """
     running = asyncio.create_task(load.run())
     try:
@@ -220,26 +229,29 @@ async def judged(cluster: RunningCluster, load: Load, harm: Harm, each: int = 2)
     well = load.report()
     status = await cluster.settled(each, each, seconds=300)
     intact = all(worker.load.integrity_ok for pool in status.pools for worker in pool.workers)
-    print(f"blocks are back on all workers: {'yes' if intact else 'their books do not add up'}")
+    print(f"blocks freed on all workers: {'yes' if intact else 'no, a check failed'}")
     return well and intact
 
 
 def alive(workers: list[WorkerStatus], gone: set[int]) -> list[WorkerStatus]:
+    """Returns the workers whose process ids are not in `gone`."""
     return [one for one in workers if one.pid not in gone]
 
 
 @app.command()
 def kill(
-    minutes: Annotated[float, typer.Option(min=0.1)] = 10.0,
-    every: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Duration of the load in minutes.")
+    ] = 10.0,
+    every: Annotated[float, typer.Option(help="Seconds between two kills.")] = 10.0,
     each: Annotated[int, typer.Option(min=1, help="Workers in each pool.")] = 2,
     standby: Annotated[int, typer.Option(min=0, help="Standby workers.")] = 0,
     pool: Annotated[
-        str, typer.Option(help="Of the workers that are killed: prefill, decode, or any.")
+        str, typer.Option(help="Pool of the killed workers: prefill, decode, or any.")
     ] = "any",
     seed: int = 0,
 ) -> None:
-    """SIGKILL to a random worker of a pool, again and again."""
+    """Send SIGKILL to a random worker at regular intervals."""
 
     killed: Kills = {}
     spare: list[bool] = []
@@ -260,7 +272,7 @@ def kill(
             ]
             victims = alive(workers, gone)
             if not victims:
-                kills["nobody was there"] += 1
+                kills["no worker was alive"] += 1
                 continue
             victim = draw.choice(victims)
             os.kill(victim.pid, signal.SIGKILL)
@@ -273,7 +285,7 @@ def kill(
             spare.append(ready)
             log.print(
                 f"killed {victim.worker_id} ({victim.load.running} running), "
-                f"{len(victims) - 1} are left"
+                f"{len(victims) - 1} workers left"
             )
         kept = f", {sum(spare)} of them while a standby worker was ready" if standby else ""
         return f"kills: {dict(kills)} in {minutes:g} minutes{kept}"
@@ -287,7 +299,7 @@ def kill(
 
 @app.command()
 def restart(seed: int = 0) -> None:
-    """Every worker is drained and replaced, one after the other."""
+    """Drain and replace every worker, one after the other."""
 
     async def harm(cluster: RunningCluster) -> str:
         before = {one.worker_id for pool in (await cluster.status()).pools for one in pool.workers}
@@ -315,12 +327,12 @@ def restart(seed: int = 0) -> None:
 def scale(
     events: Annotated[int, typer.Option(min=1)] = 50,
     every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds from one to the next, at most.")
+        float, typer.Option(min=0.1, help="Longest pause between two events, in seconds.")
     ] = 10.0,
-    rebalance: Annotated[bool, typer.Option(help="Workers may change over.")] = False,
+    rebalance: Annotated[bool, typer.Option(help="Workers may change their pool.")] = False,
     seed: int = 0,
 ) -> None:
-    """An operator sets both pools to random sizes, before the last ones are reached or after."""
+    """Set both pools to random sizes, with and without waiting for the previous sizes."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder, "policy.yaml")
         policy.write_text(f"rebalance: {str(rebalance).lower()}\n")
@@ -329,6 +341,8 @@ def scale(
 
 
 def rescaled(events: int, every: float, seed: int) -> Harm:
+    """Returns a fault that sets random pool sizes `events` times."""
+
     async def harm(cluster: RunningCluster) -> str:
         draw = random.Random(seed)
         began, before = time.monotonic(), dict[str, str]()
@@ -342,11 +356,11 @@ def rescaled(events: int, every: float, seed: int) -> Harm:
                 await asyncio.sleep(draw.uniform(0.1, every))
             workers = [one for pool in (await cluster.status()).pools for one in pool.workers]
             log.print(
-                f"wanted {sizes}, there are "
+                f"desired {sizes}, actual "
                 f"{dict(Counter(f'{one.pool} {one.state}' for one in workers))}"
             )
-            seen["workers came"] += sum(one.worker_id not in before for one in workers)
-            seen["workers changed over"] += sum(
+            seen["workers started"] += sum(one.worker_id not in before for one in workers)
+            seen["workers changed pool"] += sum(
                 before.get(one.worker_id, one.pool) != one.pool for one in workers
             )
             before |= {one.worker_id: one.pool for one in workers}
@@ -357,7 +371,7 @@ def rescaled(events: int, every: float, seed: int) -> Harm:
 
 
 async def _reached(cluster: RunningCluster, sizes: dict[str, int]) -> bool:
-    """Waits until the pools are so large, or for as long as a start may take."""
+    """Waits until the pools have these sizes. Returns False if that takes longer than a start."""
 
     def so(status: ClusterStatus) -> bool:
         return {
@@ -372,13 +386,16 @@ async def _reached(cluster: RunningCluster, sizes: dict[str, int]) -> bool:
 
 
 @app.command()
-def cancel(times: Annotated[int, typer.Option(min=7, help="In all.")] = 1000) -> None:
-    """Requests are cancelled in each of the seven states; how long until their blocks are free."""
+def cancel(
+    times: Annotated[int, typer.Option(min=7, help="Number of cancels in total.")] = 1000,
+) -> None:
+    """Cancel requests in each of the seven states and time how long their blocks stay held."""
     if not asyncio.run(cancel_in_all(times)):
         raise typer.Exit(1)
 
 
 async def cancel_in_all(times: int) -> bool:
+    """Cancels requests in every state. Returns whether all blocks were free in time."""
     each = -(-times // len(STATES))
     everything: list[float] = []
     async with running_fleet() as fleet:
@@ -392,22 +409,22 @@ async def cancel_in_all(times: int) -> bool:
                     began = asked.cancel()
                     while await held(fleet) > before:
                         assert time.monotonic() < began + LEASE_S, (
-                            f"blocks are held after a cancel while {state}"
+                            f"blocks are still held after a cancel in state {state}"
                         )
                     seconds.append(1000 * (time.monotonic() - began))
                     assert (await asked.ended()).end.status == "CANCELLED"
-            print(f"{state}: {each} times, ms until blocks were free: {distribution(seconds, 1)}")
+            print(f"{state}: {each} cancels, ms until blocks were free: {distribution(seconds, 1)}")
             everything += seconds
     late = sum(one > BLOCKS_FREE_MS for one in everything)
     print(
-        f"all: {len(everything)} times, ms: {distribution(everything, 1)}; {late} over "
-        f"{BLOCKS_FREE_MS:g}"
+        f"all: {len(everything)} cancels, ms: {distribution(everything, 1)}; {late} over "
+        f"{BLOCKS_FREE_MS:g} ms"
     )
     return not late
 
 
 async def held(fleet: Fleet) -> int:
-    """Blocks, on all workers, asked directly."""
+    """Returns the number of blocks held on all workers, read from the workers."""
     return sum(
         one.blocks_held
         for one in await asyncio.gather(*(worker.sample() for worker in fleet.alive))

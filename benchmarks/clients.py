@@ -1,5 +1,5 @@
-"""Load tools from PyPI against kvrelay, each beside kvrelay's own for the same load: do they run,
-and do they agree?
+"""Runs load tools from PyPI against kvrelay and compares each with `kvrelay loadtest` for the same
+load.
 
 python benchmarks/clients.py --vllm-python /opt/vllm/bin/python
 """
@@ -31,49 +31,54 @@ from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.senders.http_sender import HttpSender
 
 CACHE = Path("~/.cache/kvrelay/clients")
-_WARM_UP = 5  # requests
-_START_S = 300.0  # that a tool may take besides its load
+# Requests.
+_WARM_UP = 5
+# Time that a tool may take in addition to its load.
+_START_S = 300.0
 
 log = Console(stderr=True)
 
 
 def main(
-    # - typer's way
+    # typer requires a list as the default.
     tool: Annotated[
-        list[str], typer.Option(metavar="|".join(TOOLS), help="Give it once for each.")
+        list[str], typer.Option(metavar="|".join(TOOLS), help="Tool to run; repeatable.")
     ] = list(TOOLS),  # noqa: B006
     vllm_python: Annotated[
         Path | None, typer.Option(help="Python of an environment that has vLLM.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="http://HOST:PORT", help="In place of a cluster.")
+        str | None,
+        typer.Option(metavar="http://HOST:PORT", help="Server to test. Default: a local cluster."),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="A folder, demo or m200; of a target, where its tokenizer is.")
+        str, typer.Option(help="Folder, demo or m200. With --target: folder of its tokenizer.")
     ] = "m200",
     chat: Annotated[
-        bool, typer.Option("--chat/--completions", help="The endpoint that the tools use.")
+        bool, typer.Option("--chat/--completions", help="Endpoint that the tools use.")
     ] = False,
-    rate: Annotated[float, typer.Option(help="Requests per second, at even intervals.")] = 0.5,
+    rate: Annotated[float, typer.Option(help="Requests per second, at constant intervals.")] = 0.5,
     num_requests: Annotated[int, typer.Option(min=1)] = 60,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     within: Annotated[
-        float, typer.Option(help="Medians differ by at most so many per cent.")
+        float, typer.Option(help="Largest accepted difference of the medians, in per cent.")
     ] = 5.0,
     cache: Annotated[Path, typer.Option(help="Folder for the tools' environments.")] = CACHE,
-    out: Annotated[Path, typer.Option(help="Folder for logs and the tools' own results.")] = Path(
-        "clients"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for logs and for the result files of the tools.")
+    ] = Path("clients"),
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
-    """Runs each tool with kvrelay's own load test before and after it. Exits 1 for an error or a
-    larger difference.
+    """Run each tool, with a kvrelay load test before and after it. The exit code is 1 if a request
+    fails or a difference is larger than --within.
     """
     if unknown := set(tool) - TOOLS.keys():
-        raise typer.BadParameter(f"--tool {unknown.pop()} is none of {', '.join(TOOLS)}.")
+        raise typer.BadParameter(
+            f"--tool {unknown.pop()} is unknown; allowed are {', '.join(TOOLS)}."
+        )
     if "vllm" in tool and vllm_python is None:
-        raise typer.BadParameter("--vllm-python is missing.")
+        raise typer.BadParameter("--tool vllm requires --vllm-python.")
     try:
         load = Load(
             "",
@@ -88,7 +93,7 @@ def main(
         )
         pythons = {}
         for one in tool:
-            log.print(f"{one}: installing, unless it is there")
+            log.print(f"{one}: installing, unless cached")
             given = vllm_python.absolute() if one == "vllm" and vllm_python else None
             pythons[one] = given or install(TOOLS[one], cache.expanduser())
         found = asyncio.run(_run(pythons, load, target, out))
@@ -108,7 +113,7 @@ async def _run(
     found = []
     async with _served(load, target) as url:
         load = replace(load, url=url, model=await _model(url))
-        # Prompts of its own, as each run has: a target may have a prefix cache.
+        # Every run has its own prompts, because a target may have a prefix cache.
         await _ours(replace(load, num_requests=_WARM_UP, seed=len(pythons) + 1), out / "warm-up")
         before = await _ours(load, out / "before")
         for number, (name, python) in enumerate(pythons.items(), start=1):
@@ -126,14 +131,15 @@ async def _run(
 
 @asynccontextmanager
 async def _served(load: Load, target: str | None) -> AsyncIterator[str]:
-    """The URL of the target, or of a cluster that lasts as long."""
+    """Yields the URL of the target, or of a local cluster that runs until exit."""
     if target is not None:
         yield target
         return
     wanted: dict[str, object] = {
         **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": load.tokenizer,
-        "kv.prefix_cache": False,  # no run profits from one before it
+        # A run must not profit from the runs before it.
+        "kv.prefix_cache": False,
     }
     async with LocalCluster(load_config(None, wanted), quiet=True) as cluster:
         yield cluster.endpoints.http
@@ -148,7 +154,7 @@ async def _model(url: str) -> str:
 
 
 async def _ours(load: Load, folder: Path) -> tuple[Row, ...]:
-    """`kvrelay loadtest run`, in a process of its own as the tools are. Raises Unavailable if a
+    """Runs `kvrelay loadtest run` in a separate process, like the tools. Raises Unavailable if a
     request fails.
     """
     result = fresh_folder(folder) / "result.json"

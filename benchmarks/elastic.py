@@ -1,10 +1,10 @@
-"""A load that steps 1× → 6× → 1×, once of long prompts and once of long answers: `python
-benchmarks/elastic.py`.
+"""Applies a load that steps 1× → 6× → 1×, once with long prompts and once with long answers:
+`python benchmarks/elastic.py`.
 
-A cluster as `kvrelay serve` runs it, and requests as `kvrelay loadtest run --rate R:S,6R:S,R:S
---admin …` sends them. 1× is a share of what one worker was measured to do just before, so the same
-steps fit any machine. Exit code 1 if a finding does not hold; FOLDER/prefill.html and
-FOLDER/decode.html show queues, sizes, reasons and latencies on one timeline.
+The cluster runs as under `kvrelay serve`, and the requests are those of `kvrelay loadtest run
+--rate R:S,6R:S,R:S --admin …`. 1× is a share of the capacity of one worker, measured just before,
+so the same steps fit any machine. The exit code is 1 if a check fails. FOLDER/prefill.html and
+FOLDER/decode.html show queues, pool sizes, reasons and latencies on one timeline.
 """
 
 from __future__ import annotations
@@ -43,18 +43,23 @@ from kvrelay.types.workers import PoolName
 from kvrelay.wire.cluster import ClusterStatus
 
 ROOT = Path(__file__).parents[1]
-SLOTS = 8  # decode.max_batch
-SHARE = 0.3  # of what one worker can do, at 1×
+# decode.max_batch.
+SLOTS = 8
+# The load at 1×, as a share of the capacity of one worker.
+SHARE = 0.3
 STEP = 6
 TRIES = 4
 TIMEOUT_S = 600.0
-# Gaps vary half as much as Poisson's: the step shall be what the pools follow, not chance
+# The gaps vary half as much as in a Poisson process, so the pools follow the step and not random
+# bursts.
 BURSTINESS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    pool: PoolName  # that should follow the load
+    """One load, and the pool that should follow it."""
+
+    pool: PoolName
     prompt_tokens: int
     output_tokens: int
 
@@ -64,14 +69,16 @@ CASES = (Case("prefill", 1200, 4), Case("decode", 100, 200))
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """1× for `calm_s`, 6× for `high_s`, 1× until the pools are back, for `tail_s` at most."""
+    """1× for `calm_s`, 6× for `high_s`, then 1× until the pools have their initial sizes, for at
+    most `tail_s`.
+    """
 
     calm_s: float
     high_s: float
     tail_s: float
 
     def rate(self, base: float) -> tuple[Stage, ...]:
-        """base: requests per second at 1×."""
+        """Returns the stages. base: requests per second at 1×."""
         return (
             Stage(base, base, self.calm_s),
             Stage(STEP * base, STEP * base, self.high_s),
@@ -80,6 +87,7 @@ class Steps:
 
 
 def config(policy: Path) -> ClusterConfig:
+    """Returns the configuration of the cluster."""
     return ClusterConfig.model_validate(
         {
             "model": {"path": "demo"},
@@ -93,8 +101,9 @@ def config(policy: Path) -> ClusterConfig:
 
 
 async def capacity(client: AsyncClient, case: Case) -> float:
-    """Requests per second that one worker of the case's pool can do, at the best of some tries:
-    what else runs on the machine makes a try slower and the step from 1× to 6× no step.
+    """Returns the requests per second that one worker of the case's pool can serve. The best of
+    several tries counts: a try that other load slows down would make the step from 1× to 6× too
+    small.
     """
 
     async def ask(number: int) -> Completion:
@@ -113,6 +122,7 @@ async def capacity(client: AsyncClient, case: Case) -> float:
 
 
 async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -> Report:
+    """Measures the capacity, then applies the load of one case."""
     async with open_target(
         cluster.endpoints.grpc,
         TIMEOUT_S,
@@ -124,7 +134,7 @@ async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -
         calm = _sizes(await asyncio.to_thread(target.admin.status))
         async with AsyncClient(cluster.endpoints.grpc) as client:
             base = SHARE * await capacity(client, case)
-        # That may have been a load to follow, too
+        # The pools may have followed the load of the capacity measurement.
         await asyncio.to_thread(_wait_for, calm, target.admin)
         load = Workload(
             rate=steps.rate(base),
@@ -149,13 +159,16 @@ async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -
             watching.cancel()
 
 
-Sizes = list[tuple[int, int]]  # of each pool, how many workers are wanted and how many there are
+# For each pool: desired and actual number of workers.
+Sizes = list[tuple[int, int]]
 
 
 async def _set_when_back(
     back: asyncio.Event, calm: Sizes, admin: AdminClient, after_s: float
 ) -> None:
-    """Some looks after the pools are again as they were, from `after_s` on."""
+    """Waits `after_s`, then until the pools have their initial sizes, then for some samples. Sets
+    `back`.
+    """
     await asyncio.sleep(after_s)
     await asyncio.to_thread(_wait_for, calm, admin)
     await asyncio.sleep(4 * INTERVAL_S)
@@ -172,12 +185,15 @@ def _sizes(status: ClusterStatus) -> Sizes:
 
 @asynccontextmanager
 async def running(policy: Path) -> AsyncIterator[LocalCluster]:
+    """Runs a local cluster with the policy."""
     async with LocalCluster(config(policy), quiet=True) as cluster:
         yield cluster
 
 
 def tail_s(policy: AutoscalingPolicy, high_s: float) -> float:
-    """More than it takes to serve what queued at 6×, and for a pool to shrink step by step."""
+    """Returns an upper bound for the time to serve the queue of the 6× stage and to shrink a pool
+    step by step.
+    """
     shrinks = [
         rules.downscale_delay_s * (rules.max_replicas - 1)
         for rules in (policy.prefill, policy.decode)
@@ -187,12 +203,13 @@ def tail_s(policy: AutoscalingPolicy, high_s: float) -> float:
 
 
 def show(case: Case, findings: Iterable[Finding]) -> Table:
+    """Returns a table of the findings."""
     title = (
-        f"{case.prompt_tokens} prompt tokens, {case.output_tokens} answered: the {case.pool} pool "
-        f"should follow"
+        f"{case.prompt_tokens} prompt tokens, {case.output_tokens} output tokens: the {case.pool} "
+        f"pool should follow the load"
     )
     table = Table(title=title, title_justify="left")
-    for name in ("", "what", "found"):
+    for name in ("", "check", "found"):
         table.add_column(name)
     for one in findings:
         table.add_row("✓" if one.holds else "✗", one.what, one.found)
@@ -200,6 +217,7 @@ def show(case: Case, findings: Iterable[Finding]) -> Table:
 
 
 async def run(policy: Path, seconds: float, folder: Path, seed: int, console: Console) -> bool:
+    """Runs both cases, writes the reports and prints the findings. Returns whether all hold."""
     rules = load_policy(policy)
     well = True
     for case in CASES:
@@ -223,17 +241,17 @@ async def run(policy: Path, seconds: float, folder: Path, seed: int, console: Co
 
 
 def main(
-    policy: Annotated[Path, typer.Option(help="Of both pools.")] = ROOT
+    policy: Annotated[Path, typer.Option(help="Autoscaling policy of both pools.")] = ROOT
     / "configs"
     / "autoscaling"
     / "queue-depth.yaml",
     seconds: Annotated[
-        float, typer.Option(min=5, help="Of the first step and of the high one.")
+        float, typer.Option(min=5, help="Duration of the first step and of the high step.")
     ] = 60,
-    folder: Annotated[Path, typer.Option(help="For reports.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder for the reports.")] = Path(),
     seed: int = 0,
 ) -> None:
-    """Runs both loads and prints what holds."""
+    """Run both loads and print the findings."""
     console = Console(width=160)
     raise typer.Exit(0 if asyncio.run(run(policy, seconds, folder, seed, console)) else 1)
 

@@ -1,5 +1,5 @@
-"""Goodput under a mixed load: the highest rate of requests at which 90 % of them meet every
-objective.
+"""Measures goodput under a mixed load: the highest request rate at which 90 % of the requests meet
+every objective.
 
 python benchmarks/goodput.py --system kvrelay --system vllm --system vllm-pair --vllm-python
 /opt/vllm/bin/python
@@ -33,16 +33,19 @@ from kvrelay.loadtest.workload import Workload
 
 PROMPTS = "lognormal:median=400,sigma=0.8,min=32,max=2048"
 ANSWERS = "16-64"
-GOOD_SHARE = 0.9  # of the requests must meet every objective
-_WARM_UP = 4  # requests before the first rate
-_MISSES = 2  # rates in a row, after which higher ones are not tried
+# Share of the requests that must meet every objective.
+GOOD_SHARE = 0.9
+# Requests before the first rate.
+_WARM_UP = 4
+# After this many consecutive rates that miss the objectives, higher rates are skipped.
+_MISSES = 2
 
 log = Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The same seed draws the same requests at each rate; only the gaps between them shrink."""
+    """The load. The same seed draws the same requests at each rate; only the gaps differ."""
 
     objectives: tuple[Slo, ...]
     rates: list[float]
@@ -54,37 +57,47 @@ class Load:
 
 def main(
     system: Annotated[
-        list[str], typer.Option(metavar="|".join(SYSTEMS), help="Give it once for each.")
+        list[str], typer.Option(metavar="|".join(SYSTEMS), help="System to measure; repeatable.")
     ],
     vllm_python: Annotated[
         Path | None, typer.Option(help="Python of an environment that has vLLM.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="kvrelay's; the defaults without.")] = None,
-    model: Annotated[str, typer.Option(help="A folder, or m200.")] = NAME,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration of kvrelay. Default: the default values.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Folder, or m200.")] = NAME,
     rates: Annotated[
         str, typer.Option(help="Requests per second, ascending.")
     ] = "0.25,0.5,0.75,1,1.5,2,3",
     itl_rate: Annotated[
-        float, typer.Option(help="At which ITL is reported; it is always measured.")
+        float, typer.Option(help="Rate at which ITL is reported; this rate is always measured.")
     ] = 2.0,
     num_requests: Annotated[int, typer.Option(min=10)] = 100,
-    # - typer's way
-    slo: Annotated[list[str], typer.Option(help="METRIC:MS")] = ["ttft:2000", "tpot:100"],  # noqa: B006
+    # typer requires a list as the default.
+    slo: Annotated[list[str], typer.Option(help="Objective METRIC:MS; repeatable.")] = [  # noqa: B006
+        "ttft:2000",
+        "tpot:100",
+    ],
     seed: int = 0,
-    cores: Annotated[str, typer.Option(help="Two, for everything, the load's sender too.")] = "0,1",
-    out: Annotated[Path, typer.Option(help="Folder for each test's rows, and for logs.")] = Path(
-        "goodput"
-    ),
+    cores: Annotated[
+        str, typer.Option(help="Two cores for all processes, including the load generator.")
+    ] = "0,1",
+    out: Annotated[
+        Path, typer.Option(help="Folder for the rows of each test and for logs.")
+    ] = Path("goodput"),
 ) -> None:
-    """Offers each system the same requests at each rate, until two rates in a row miss the
+    """Offer each system the same requests at each rate, until two consecutive rates miss the
     objectives.
     """
     if vllm_python is None and any(one != "kvrelay" for one in system):
-        raise typer.BadParameter("--vllm-python is missing.")
+        raise typer.BadParameter("--system vllm and --system vllm-pair require --vllm-python.")
     if unknown := set(system) - SYSTEMS.keys():
-        raise typer.BadParameter(f"--system {unknown.pop()} is none of {', '.join(SYSTEMS)}.")
+        raise typer.BadParameter(
+            f"--system {unknown.pop()} is unknown; allowed are {', '.join(SYSTEMS)}."
+        )
     first, second = map(int, cores.split(","))
-    os.sched_setaffinity(0, (first, second))  # children inherit it
+    # Child processes inherit the affinity.
+    os.sched_setaffinity(0, (first, second))
     out.mkdir(parents=True, exist_ok=True)
     path = str(reference_model()) if model == NAME else model
     setup = Setup(path, config, vllm_python, out, (first, second))
@@ -103,7 +116,7 @@ def main(
 
 
 async def _measure(system: str, setup: Setup, load: Load) -> dict[float, Report]:
-    """Reports by rate."""
+    """Returns the reports by rate."""
     log.print(f"{system}: starting")
     reports: dict[float, Report] = {}
     missed = 0
@@ -119,6 +132,7 @@ async def _measure(system: str, setup: Setup, load: Load) -> dict[float, Report]
 
 
 async def offer(sender: Sender, system: str, load: Load, rate: float, num_requests: int) -> Report:
+    """Sends the requests at one rate and returns the report."""
     workload = Workload(
         rate=constant(rate),
         burstiness=1.0,
@@ -134,7 +148,7 @@ async def offer(sender: Sender, system: str, load: Load, rate: float, num_reques
 
 
 def goodput(reports: Sequence[tuple[str, Report]]) -> dict[str, float | None]:
-    """The highest rate with GOOD_SHARE of the requests good, by system."""
+    """Returns, by system, the highest rate at which GOOD_SHARE of the requests are good."""
     best: dict[str, float | None] = {system: None for system, _ in reports}
     for system, report in reports:
         if report.good_share >= GOOD_SHARE:
@@ -143,7 +157,7 @@ def goodput(reports: Sequence[tuple[str, Report]]) -> dict[str, float | None]:
 
 
 def summary(reports: Sequence[tuple[str, Report]]) -> Table:
-    """A line for each system and rate."""
+    """Returns a table with one line for each system and rate, in milliseconds."""
     table = Table(title="milliseconds", title_justify="left")
     for column in (
         "system",

@@ -1,13 +1,14 @@
-"""What one tenant can do to another's requests at a router: each attack of a catalogue beside a
-calm tenant.
+"""Measures how far a hostile tenant can slow down the requests of another tenant at a router. Runs
+each attack of a catalogue while a second tenant, the victim, sends a constant load.
 
     python benchmarks/hostile.py --seconds 20
 
-The router has a core of its own. The attacker is a process on the other cores that runs only when
-these are idle, within 50 MB/s and 1,000 connections. The victim asks for short answers over HTTP
-and gRPC by turns and measures the time to the first token. Workers have no engine, so what is
-slower is the router's doing. At the end, in the middle of an attack: for how long a withdrawn token
-is served, and how soon the router ends after SIGTERM.
+The router has a core of its own. The attacker is a process on the other cores. It runs at idle
+priority and is limited to 50 MB/s and 1,000 connections. The victim requests short answers,
+alternating between HTTP and gRPC, and measures the time to first token. The workers are mocks
+without an engine, so every delay comes from the router. At the end, during an attack, the benchmark
+measures how long a revoked token is still accepted, and how long the router takes to exit after
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ from kvrelay.percentiles import percentile
 from kvrelay.process.child import bound_to_parent, send_signal
 
 POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
-RATE = 10.0  # of the victim, requests a second
+# Requests per second of the victim.
+RATE = 10.0
 PROMPT = list(range(10, 90))
 TOKENS = 4
-SETTLE_S = 2.0  # from an attack's begin or end to the first request that counts
+# Time from the start or the end of an attack to the first measured request.
+SETTLE_S = 2.0
 STOP_S = 60.0
 STALL = "kvrelay_event_loop_stall_seconds"
 
 
 class Tokens:
-    """The tokens file of the cluster."""
+    """The tokens file of the cluster, and its tokens by tenant."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tokens.yaml"
@@ -58,6 +61,7 @@ class Tokens:
         self.write(self.secret)
 
     def write(self, names: Any) -> None:
+        """Writes the tokens of these tenants to the file."""
         tenants = [
             {
                 "name": name,
@@ -73,20 +77,23 @@ class Tokens:
 
 @dataclass(slots=True)
 class Cluster:
+    """The router, and measurements of its process."""
+
     router: RouterProcess
     tokens: Tokens
     peak_bytes: int = 0
-    stalls: dict[float, float] = field(default_factory=dict)  # by bucket, when last looked at
+    # Counts by histogram bucket at the last call of worst_stall_s.
+    stalls: dict[float, float] = field(default_factory=dict)
 
     async def watch(self) -> None:
-        """Keeps the largest resident size, until cancelled."""
+        """Records the peak resident size, until cancelled."""
         while True:
             self.peak_bytes = max(self.peak_bytes, self.router.resident_bytes())
             await asyncio.sleep(0.05)
 
     async def worst_stall_s(self) -> float | None:
-        """Upper end of the longest stall of the router's event loop since the last call; 0 without
-        one.
+        """Returns the upper bound of the longest stall of the router's event loop since the last
+        call, in seconds. Returns 0 if there was no stall, and None without the metric.
         """
         async with httpx.AsyncClient(timeout=STOP_S) as http:
             headers = {"authorization": f"Bearer {self.tokens.secret['monitor']}"}
@@ -108,18 +115,18 @@ class Cluster:
 
 @dataclass(slots=True)
 class Seen:
-    """By the victim."""
+    """Results of the victim."""
 
     ttft: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def percentile(self, percent: float) -> float:
-        """Of the TTFT in seconds; infinite without an answer."""
+        """Returns a percentile of TTFT in seconds; infinite without any answer."""
         return percentile(sorted(self.ttft), percent) if self.ttft else math.inf
 
 
 async def victim(cluster: Cluster, seconds: float) -> Seen:
-    """Requests at a fixed rate that do not wait for each other."""
+    """Sends requests at a fixed rate, in an open loop."""
     seen = Seen()
     token = cluster.tokens.secret["victim"]
     async with (
@@ -142,6 +149,7 @@ async def victim(cluster: Cluster, seconds: float) -> Seen:
 
 
 async def measured(first_token: Any, seen: Seen) -> None:
+    """Awaits one request and records its TTFT or its error."""
     begun = time.perf_counter()
     try:
         at = await first_token
@@ -151,7 +159,7 @@ async def measured(first_token: Any, seen: Seen) -> None:
 
 
 async def over_http(http: httpx.AsyncClient, address: str, number: int) -> float:
-    """When the first token came; the whole answer has come by then."""
+    """Sends a request over HTTP and reads the whole answer. Returns the time of the first token."""
     body = {
         "model": "demo",
         "prompt": [*PROMPT, 8 + number % 300],
@@ -166,11 +174,12 @@ async def over_http(http: httpx.AsyncClient, address: str, number: int) -> float
         async for line in answer.aiter_lines():
             if first is None and line.startswith("data: {"):
                 first = time.perf_counter()
-    assert first is not None, "no token"
+    assert first is not None, "the answer has no token"
     return first
 
 
 async def over_grpc(client: kvrelay.AsyncClient, number: int) -> float:
+    """Sends a request over gRPC and reads the whole answer. Returns the time of the first token."""
     first = None
     prompt = [*PROMPT, 8 + number % 300]
     async with client.generate(
@@ -179,20 +188,21 @@ async def over_grpc(client: kvrelay.AsyncClient, number: int) -> float:
         async for event in stream:
             if first is None and event.token_ids:
                 first = time.perf_counter()
-    assert first is not None, "no token"
+    assert first is not None, "the answer has no token"
     return first
 
 
 @asynccontextmanager
 async def attacking(name: str, cluster: Cluster) -> AsyncIterator[None]:
-    """The attack runs in a process of its own, which has settled."""
+    """Runs an attack in a separate process. Yields SETTLE_S after its start."""
     words = (name, cluster.router.http, cluster.router.grpc)
     process = await asyncio.create_subprocess_exec(
         *bound_to_parent(sys.executable, __file__, "--attack", *words),
         stdin=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
-    process.stdin.write(cluster.tokens.secret["hostile"].encode() + b"\n")  # no argument shows it
+    # On stdin, because other processes can read the arguments.
+    process.stdin.write(cluster.tokens.secret["hostile"].encode() + b"\n")
     await process.stdin.drain()
     try:
         await asyncio.sleep(SETTLE_S)
@@ -203,6 +213,7 @@ async def attacking(name: str, cluster: Cluster) -> AsyncIterator[None]:
 
 
 async def attack(name: str, http: str, grpc: str) -> None:
+    """Runs one attack of the catalogue until the process is killed."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     token = sys.stdin.readline().strip()
     what, connections = CATALOGUE[name]
@@ -211,7 +222,7 @@ async def attack(name: str, http: str, grpc: str) -> None:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Cluster]:
-    """Leaves the router a core of its own, if there are several."""
+    """Yields a cluster. The router has a core of its own if there are several."""
     cores = os.sched_getaffinity(0)
     core = max(cores)
     if len(cores) > 1:
@@ -226,11 +237,11 @@ async def running(folder: Path) -> AsyncIterator[Cluster]:
 
 
 async def revocation_s(cluster: Cluster) -> float:
-    """From the tokens file's change to the last request with the token that was taken out and yet
-    was served.
+    """Returns the seconds from the removal of a token from the tokens file to the last accepted
+    request with this token.
 
-    A request is sent every 50 ms; a refusal may come late, since those who have no token wait for
-    each other.
+    Sends a request every 50 ms. A rejection may arrive late, because the router answers requests
+    without a valid token one after the other.
     """
     served_s = 0.0
     refused = asyncio.Event()
@@ -256,6 +267,7 @@ async def revocation_s(cluster: Cluster) -> float:
 
 
 def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Cluster) -> str:
+    """Formats one row of the table."""
     p50, p99 = (seen.percentile(percent) for percent in (50, 99))
     stall = "-" if stall_s is None else f"<= {stall_s * 1000:.0f}" if stall_s else "none"
     ratio = p99 / solo.percentile(99)
@@ -272,11 +284,12 @@ def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Clust
 
 
 async def main(seconds: float, names: list[str]) -> None:
-    print(f"{machine_name()}; {len(os.sched_getaffinity(0))} cores, one of them the router's")
-    print(f"victim: {RATE:g} requests a second, {seconds:g} s for each row\n")
+    """Runs the attacks and prints the table."""
+    print(f"{machine_name()}; {len(os.sched_getaffinity(0))} cores, one reserved for the router")
+    print(f"victim: {RATE:g} requests/s, {seconds:g} s per row\n")
     print(
-        "| attack | victim's TTFT p50, ms | p99, ms | p99 / alone | failed | worst stall, ms | "
-        "router's peak, MiB |"
+        "| attack | victim TTFT p50, ms | p99, ms | p99 / p99 without attack | failed | "
+        "worst stall, ms | router peak, MiB |"
     )
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="kvrelay-hostile-") as folder:
@@ -297,8 +310,8 @@ async def main(seconds: float, names: list[str]) -> None:
             for name in [one for one in ("json duplicate keys", "http long text") if one in names]:
                 async with attacking(name, cluster):
                     print(
-                        f"\nwithdrawn token served for {await revocation_s(cluster):.2f} s, "
-                        f"beside: {name}"
+                        f"\nrevoked token accepted for {await revocation_s(cluster):.2f} s "
+                        f"during: {name}"
                     )
                 cluster.tokens.write(cluster.tokens.secret)
                 await asyncio.sleep(SETTLE_S)
@@ -306,8 +319,8 @@ async def main(seconds: float, names: list[str]) -> None:
                 begun = time.perf_counter()
                 code = await cluster.router.end(STOP_S)
                 print(
-                    f"after SIGTERM ended with {code} in {time.perf_counter() - begun:.1f} s, "
-                    f"beside: {names[0]}"
+                    f"exit code {code} {time.perf_counter() - begun:.1f} s after SIGTERM "
+                    f"during: {names[0]}"
                 )
 
 
@@ -315,9 +328,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, help="Measured time for each attack."
-    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="Measured seconds per attack.")
     parser.add_argument(
         "--only",
         nargs="+",

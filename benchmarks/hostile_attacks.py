@@ -1,4 +1,4 @@
-"""What a hostile tenant does to a router: each attack runs until it is cancelled, within a
+"""Attacks of a hostile tenant on a router. Each attack runs until it is cancelled, with limited
 bandwidth.
 """
 
@@ -18,27 +18,31 @@ import grpc
 from kvrelay.wire.inference import InferenceServiceStub, pb
 
 CONNECTIONS = 1000
-CALLS = 16  # at a time on one gRPC connection
+# Concurrent calls on one gRPC connection.
+CALLS = 16
 BYTES_PER_SECOND = 50e6
-MOST = 4 * 2**20 - 4096  # of a body or a message; the router takes 4 MiB
+# Bytes of the largest body or message. The router accepts 4 MiB.
+MOST = 4 * 2**20 - 4096
 
 
 @dataclass(slots=True)
 class Target:
-    """A router and the hostile tenant's token."""
+    """The addresses of a router, and the token of the hostile tenant."""
 
-    http: str  # HOST:PORT
+    # HOST:PORT.
+    http: str
     grpc: str
     token: str
 
 
 class Bandwidth:
-    """Spreads what all connections send."""
+    """Limits the bytes per second that all connections send together."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     async def take(self, size: int) -> None:
+        """Waits until `size` bytes may be sent."""
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + size / BYTES_PER_SECOND
         await asyncio.sleep(self._free_at - now)
@@ -48,7 +52,7 @@ Attack = Callable[[Target, Bandwidth, int], Awaitable[None]]
 
 
 async def run(attack: Attack, target: Target, connections: int) -> None:
-    """Until cancelled; a connection that ends is opened again."""
+    """Runs the attack on each connection until cancelled. Reopens connections that end."""
     bandwidth = Bandwidth()
     async with asyncio.TaskGroup() as tasks:
         for number in range(connections):
@@ -80,7 +84,7 @@ async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 
 async def _answered(reader: asyncio.StreamReader) -> None:
-    """Reads one answer with a content-length, or to the end of a stream of events."""
+    """Reads one answer with a content-length, or an event stream to its end."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
     if length:
@@ -90,7 +94,7 @@ async def _answered(reader: asyncio.StreamReader) -> None:
 
 
 def _repeated(path: str, body: bytes, method: str = "POST") -> Attack:
-    """The same request over and over, on kept connections."""
+    """Returns an attack that repeats one request on persistent connections."""
 
     async def attack(target: Target, bandwidth: Bandwidth, number: int) -> None:
         reader, writer = await _connect(target)
@@ -135,7 +139,7 @@ async def _silent(target: Target, bandwidth: Bandwidth, number: int) -> None:
 
 
 async def _headers(target: Target, bandwidth: Bandwidth, number: int) -> None:
-    """Headers byte by byte."""
+    """Sends headers without end, in small pieces."""
     _reader, writer = await _connect(target)
     try:
         writer.write(b"GET /v1/models HTTP/1.1\r\n")
@@ -148,7 +152,7 @@ async def _headers(target: Target, bandwidth: Bandwidth, number: int) -> None:
 
 
 async def _connects(target: Target, bandwidth: Bandwidth, number: int) -> None:
-    """A connection for each request, and none that is kept."""
+    """Opens a new connection for each request."""
     reader, writer = await _connect(target)
     try:
         writer.write(_head(target, "GET", "/v1/models", "connection: close"))
@@ -168,7 +172,7 @@ async def _strangers(target: Target, bandwidth: Bandwidth, number: int) -> None:
 
 
 async def _cancels(target: Target, bandwidth: Bandwidth, number: int) -> None:
-    """Asks for a long answer and leaves at once."""
+    """Requests a long answer and disconnects immediately."""
     _reader, writer = await _connect(target)
     try:
         body = _completion(
@@ -215,7 +219,7 @@ async def _lists(target: Target, bandwidth: Bandwidth, number: int) -> None:
 
 
 async def _grpc_strangers(target: Target, bandwidth: Bandwidth, number: int) -> None:
-    """Several calls at a time on one connection."""
+    """Runs several concurrent calls without a token on one connection."""
 
     async def call(stub: InferenceServiceStub) -> None:
         while True:
@@ -252,7 +256,8 @@ def _many_objects() -> bytes:
     return b'{"model":"demo","messages":[' + b"{}," * (MOST // 3 - 64) + b"{}]}"
 
 
-# name -> (attack, connections); the ones with large messages keep the bandwidth busy with fewer.
+# name -> (attack, connections). Attacks with large messages saturate the bandwidth with fewer
+# connections.
 CATALOGUE: dict[str, tuple[Attack, int]] = {
     "grpc empty messages": (_calls(_empty_messages()), 12),
     "grpc stop lists": (_calls(_many_stops()), 12),

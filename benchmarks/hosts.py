@@ -1,10 +1,10 @@
-"""Hosts that are lost under load, counted: `python benchmarks/hosts.py --requests 300`.
+"""Loses hosts under load and checks all answers: `python benchmarks/hosts.py --requests 300`.
 
-Three hosts, each in network, process and mount namespaces of its own, a Ray cluster over them, and
-`kvrelay serve --ray-address auto` with 2 prefill and 2 decode workers, TLS between them. Under load
-a host that decodes is cut off and all its processes are killed; then a third decode worker is
-wanted, which waits until a new host has joined. Answers are compared, token by token, with those of
-the same model in one process. Exit code 1 if one differs or fails.
+There are three hosts, each in its own network, process and mount namespaces, with a Ray cluster
+over them. `kvrelay serve --ray-address auto` runs 2 prefill and 2 decode workers with TLS. Under
+load, a host that decodes is cut off and all its processes are killed. Then a third decode worker is
+requested, which waits until a new host joins. Each answer is compared, token by token, with the
+answer of the same model in one process. The exit code is 1 if an answer differs or a request fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-# The packages that folders of tests are named after
+# Makes the test packages importable.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -42,7 +42,8 @@ from kvrelay.types.workers import POOLS
 from kvrelay.wire import inference as wire
 from kvrelay.wire.cluster import ClusterStatus
 
-KINDS = 8  # requests that are unlike, greedy and seeded in turn
+# Number of different requests, alternately greedy and seeded.
+KINDS = 8
 AT_ONCE = 4
 TIMEOUT_S = 300.0
 
@@ -51,30 +52,40 @@ log = Console(stderr=True, log_path=False, width=200)
 
 @dataclass
 class Report:
+    """Results of the benchmark."""
+
     transport: str
-    # Addresses of the hosts of each pool's workers
+    # By pool: addresses of the hosts of its workers.
     spread: dict[str, list[str]] = field(default_factory=dict)
-    handoffs: dict[str, int] = field(default_factory=dict)  # between hosts, by what carried them
-    lost: list[str] = field(default_factory=list)  # hosts
-    # A loss, on the hosts that are left
+    # Hand-offs between hosts, by transport.
+    handoffs: dict[str, int] = field(default_factory=dict)
+    # Addresses of the lost hosts.
+    lost: list[str] = field(default_factory=list)
+    # `spread` on the remaining hosts, after each loss.
     spread_after: list[dict[str, list[str]]] = field(default_factory=list)
-    seconds_until_whole: list[float] = field(default_factory=list)  # after each
-    # Reasons of workers without room, as `kvrelay status` has them
+    # Time until both pools were complete again, after each loss.
+    seconds_until_whole: list[float] = field(default_factory=list)
+    # Why workers were pending, as in `kvrelay status`.
     waited: list[str] = field(default_factory=list)
-    joined: list[str] = field(default_factory=list)  # hosts, where those workers started
+    # Addresses of the new hosts on which the pending workers started.
+    joined: list[str] = field(default_factory=list)
     requests: int = 0
     failed: list[str] = field(default_factory=list)
-    moved: int = 0  # requests that went on elsewhere
-    wrong: str = ""  # the first answer that is not as it should be
-    longest_gap_s: float = 0.0  # between two tokens of a stream
+    # Requests that continued on another worker.
+    moved: int = 0
+    # The first wrong answer; empty if all are right.
+    wrong: str = ""
+    # Between two tokens of a stream.
+    longest_gap_s: float = 0.0
 
 
 @dataclass
 class Load:
-    """The same requests again and again, some at a time, until it is over."""
+    """Repeats the same requests, AT_ONCE at a time, until `over` is set."""
 
     serving: Serving
-    length: int  # tokens of an answer
+    # Tokens of an answer.
+    length: int
     expected: dict[int, tuple[int, ...]]
     asked: list[RequestHistory] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,6 +93,7 @@ class Load:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
+        """Sends requests until `over` is set."""
         draw = random.Random(0)
 
         async def work() -> None:
@@ -99,17 +111,19 @@ class Load:
                 group.create_task(work())
 
     async def reached(self, count: int) -> None:
-        """Until so many have ended."""
+        """Waits until `count` requests have ended."""
         while self._ended < count:
             self._news.clear()
             await self._news.wait()
 
 
 def prompt_of(kind: int) -> tuple[int, ...]:
+    """Returns the prompt of a kind of request."""
     return tokens(100 + 50 * kind, kind)
 
 
 def sampling_of(kind: int, length: int) -> wire.SamplingOptions:
+    """Returns the sampling options of a kind of request."""
     return wire.SamplingOptions(
         max_tokens=length,
         ignore_eos=True,
@@ -120,13 +134,14 @@ def sampling_of(kind: int, length: int) -> wire.SamplingOptions:
 
 
 def request_of(kind: int, length: int, name: str) -> wire.GenerateRequest:
+    """Returns a request of this kind."""
     return wire.GenerateRequest(
         request_id=name, token_ids=prompt_of(kind), sampling=sampling_of(kind, length)
     )
 
 
 def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
-    """What the requests' answers are."""
+    """Computes the expected answers with one engine in this process."""
     runner = ModelRunner.load(resolve_model("demo"), dtype="float32", kv_bytes=64 * 2**20)
     answers = {}
     for kind in range(KINDS):
@@ -150,7 +165,7 @@ def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
 
 
 async def handed_over(serving: Serving, length: int, report: Report) -> None:
-    """Asks each request once, and counts the hand-offs between hosts."""
+    """Sends each request once and counts the hand-offs between hosts."""
     addresses = {
         worker.worker_id: worker.host
         for pool in (await serving.status()).pools
@@ -170,12 +185,13 @@ async def handed_over(serving: Serving, length: int, report: Report) -> None:
 
 
 def spread(status: ClusterStatus) -> dict[str, list[str]]:
+    """Returns the sorted host addresses of the workers, by pool."""
     return {pool: sorted(hosts_of(status, pool)) for pool in POOLS}
 
 
 async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, report: Report) -> None:
-    """One that decodes, not the head's; then waits until both pools are whole on the others, and a
-    third worker on a host that joins.
+    """Loses a decoding host other than the head. Waits until both pools are complete on the
+    remaining hosts, and until a third decode worker runs on a new host.
     """
 
     def decoding(status: ClusterStatus) -> list[str]:
@@ -189,23 +205,24 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, repo
         return [one.host for one in busy if one.host != cluster.head.address]
 
     status = await serving.until(
-        lambda status: bool(decoding(status)), "a host other than the head's decodes"
+        lambda status: bool(decoding(status)), "a host other than the head decodes"
     )
     lost = cluster.hosts[decoding(status)[0]]
-    log.log(f"host {lost.address} is lost; {spread(status)}")
+    log.log(f"losing host {lost.address}; {spread(status)}")
     if raylet:
         cluster.lose_raylet(lost)
     else:
         await cluster.lose(lost)
     report.lost.append(lost.address)
     began = time.monotonic()
-    await serving.scale(decode=3)  # one more than there is room for on the hosts that are left
+    # One worker more than the remaining hosts have room for.
+    await serving.scale(decode=3)
 
     def gone_and_pending(status: ClusterStatus) -> bool:
         hosts = {one.host for pool in status.pools for one in pool.workers}
         return lost.address not in hosts and bool(status.pending)
 
-    status = await serving.until(gone_and_pending, "a worker waits for room")
+    status = await serving.until(gone_and_pending, "a worker is pending")
     report.waited += [f"{one.worker_id}: {one.reason}" for one in status.pending]
     log.log(f"{report.waited[-1]}")
 
@@ -213,25 +230,26 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, repo
         left = set(cluster.hosts)
         return all(sum(host in left for host in hosts_of(status, pool)) >= 2 for pool in POOLS)
 
-    status = await serving.until(whole, "both pools are whole on the hosts that are left")
+    status = await serving.until(whole, "both pools are complete on the remaining hosts")
     report.seconds_until_whole.append(time.monotonic() - began)
     report.spread_after.append(spread(status))
-    log.log(f"whole after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
+    log.log(f"complete after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
     host = await cluster.boot()
     await cluster.join(host)
     await serving.until(
         lambda status: host.address in hosts_of(status, "decode"),
-        "it started on the host that joined",
+        "the pending worker started on the new host",
     )
-    status = await serving.until(lambda status: not status.pending, "nobody waits for room")
+    status = await serving.until(lambda status: not status.pending, "no worker is pending")
     report.joined.append(host.address)
-    log.log(f"host {host.address} has joined: {spread(status)}")
+    log.log(f"host {host.address} joined: {spread(status)}")
     await serving.scale(decode=2)
 
 
 async def measure(
     folder: Path, transport: str, requests: int, losses: int, length: int, raylet: bool
 ) -> Report:
+    """Runs the cluster, loses `losses` hosts under load and returns the report."""
     report = Report(transport)
     await host_namespaces.make_network()
     async with HostCluster(folder, transport) as cluster:
@@ -260,6 +278,7 @@ async def measure(
 
 
 def judge(load: Load, report: Report) -> None:
+    """Checks all answers and fills in the report."""
     report.requests = len(load.asked)
     report.failed = [
         f"{one.end.status}: {one.end.message}" for one in load.asked if one.end.status not in WHOLE
@@ -275,16 +294,22 @@ def judge(load: Load, report: Report) -> None:
 
 
 def main(
-    requests: Annotated[int, typer.Option(min=1, help="Under load, at least.")] = 200,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Least number of requests under load.")
+    ] = 200,
     losses: Annotated[
-        int, typer.Option(min=0, help="Hosts that are lost, one after the other.")
+        int, typer.Option(min=0, help="Number of hosts to lose, one after the other.")
     ] = 1,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
-    raylet: Annotated[bool, typer.Option("--raylet", help="Kill only Ray's daemon there.")] = False,
-    transport: Annotated[str, typer.Option(help="Of hand-offs: grpc, gloo, auto.")] = "grpc",
-    output: Annotated[Path | None, typer.Option("--json", help="File for the figures.")] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 200,
+    raylet: Annotated[
+        bool, typer.Option("--raylet", help="Kill only the raylet of the host.")
+    ] = False,
+    transport: Annotated[
+        str, typer.Option(help="Transport of hand-offs: grpc, gloo, auto.")
+    ] = "grpc",
+    output: Annotated[Path | None, typer.Option("--json", help="File for the results.")] = None,
 ) -> None:
-    """Loses hosts under load and compares all answers."""
+    """Lose hosts under load and compare all answers."""
     if not host_namespaces.in_world():
         if why := host_namespaces.missing():
             raise typer.BadParameter(why)
@@ -294,7 +319,7 @@ def main(
     try:
         report = asyncio.run(measure(folder, transport, requests, losses, length, raylet))
     except BaseException:
-        log.log(f"logs of the hosts are in {folder}")
+        log.log(f"the logs of the hosts are in {folder}")
         raise
     shutil.rmtree(folder)
     text = json.dumps(asdict(report), indent=1)

@@ -1,4 +1,4 @@
-"""Load tools from PyPI: how each is installed, told one and the same load, and read."""
+"""Load tools from PyPI: how to install each tool, give it the load and read its results."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from typing import Any, Literal
 from kvrelay.loadtest.report.statistics import Summary, summarize
 
 OPENAI_SCRIPT = Path(__file__).with_name("openai_load.py")
-# Of guidellm, which otherwise brings the newest torch with CUDA; any will do, it only feeds its
-# prompts through it.
+# For guidellm, which would otherwise install the newest torch with CUDA. Any version works, because
+# guidellm only passes its prompts through torch.
 _TORCH = "torch==2.13.0"
 _RESULT = "result.json"
-_WARM_UP = 2  # requests that do not count, where a tool can
+# Warm-up requests, for tools that support them.
+_WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests at even intervals, with prompts and answers of one length, streamed."""
+    """Streamed requests at constant intervals, with fixed prompt and answer lengths."""
 
-    url: str  # http://HOST:PORT
+    # http://HOST:PORT.
+    url: str
     model: str
-    tokenizer: str  # folder of the model's tokenizer
-    chat: bool  # through /v1/chat/completions, else /v1/completions
-    rate: float  # requests per second
+    # Folder of the model's tokenizer.
+    tokenizer: str
+    # Use /v1/chat/completions instead of /v1/completions.
+    chat: bool
+    # Requests per second.
+    rate: float
     num_requests: int
     prompt_tokens: int
     output_tokens: int
@@ -34,30 +39,41 @@ class Load:
 
     @property
     def path(self) -> str:
+        """The path of the endpoint."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool says of a run; latencies in milliseconds."""
+    """The figures that a tool reports for a run. Latencies are in milliseconds."""
 
-    requests: int  # answered without an error
+    # Requests that were answered without an error.
+    requests: int
     errors: int
-    prompt_tokens: float  # mean
-    output_tokens: float  # mean
-    ttft: tuple[float, float]  # median, mean
+    # Mean.
+    prompt_tokens: float
+    # Mean.
+    output_tokens: float
+    # Median, mean.
+    ttft: tuple[float, float]
     itl: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTool:
-    name: str  # also of its package
-    requirements: tuple[tuple[str, ...], ...]  # what pip installs, a call each
-    # What its ITL is a sample of: all gaps between chunks, or each request's (last - first) /
-    # (tokens - 1).
+    """How to install, run and read one tool."""
+
+    # Also the name of the package.
+    name: str
+    # Arguments of `pip install`, for each call.
+    requirements: tuple[tuple[str, ...], ...]
+    # The sample of its ITL: all gaps between chunks, or (last - first) / (tokens - 1) of each
+    # request.
     itl_of: Literal["gap", "request"]
-    command: Callable[[Path, Load, Path], list[str]]  # of (bin folder, load, folder for its files)
-    read: Callable[[Path], ToolResult]  # of that folder
+    # (bin folder, load, output folder) -> command line.
+    command: Callable[[Path, Load, Path], list[str]]
+    # Output folder -> result.
+    read: Callable[[Path], ToolResult]
 
 
 def _openai_command(binaries: Path, load: Load, folder: Path) -> list[str]:
@@ -273,6 +289,6 @@ def _mean(values: list[float]) -> float:
 
 
 def _milliseconds(seconds: list[float]) -> tuple[float, float]:
-    """Median and mean."""
+    """Returns median and mean."""
     summary: Summary | None = summarize(seconds)
     return (summary.median * 1000, summary.mean * 1000) if summary else (0.0, 0.0)

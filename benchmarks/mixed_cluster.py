@@ -1,7 +1,6 @@
-"""A cluster whose parts are of unlike builds: real processes, each with the source tree that it
-runs.
+"""Runs a cluster of real processes from different builds. Each process runs its own source tree.
 
-Redis is of the tree that this module is in. `previous_tree` takes a build out of git's history.
+Redis comes from the tree of this module. `previous_tree` extracts a build from the git history.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from kvrelay.state.registry import Registry
 from kvrelay.types.workers import WorkerInfo
 
 PRESENT = Path(__file__).resolve().parent.parent
-# The last build before processes told each other the version of the protocol that they speak:
+# The last build in which processes did not exchange their protocol version. It has protocol
 # version 0.
 PREVIOUS = "34beee8e40d3180bb5c2835ea4e37d4174e52030"
-READY_S = 180.0  # for a part to serve: a worker may have to compile kernels on a busy machine
+# Timeout for the start of a process. A worker may compile kernels on a busy machine.
+READY_S = 180.0
 STOP_S = 90.0
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 
@@ -47,11 +47,11 @@ CONFIG: dict[str, Any] = {
 
 
 class NoHistory(Exception):
-    """Git has no such build here; says why."""
+    """git does not have the build. The message gives the reason."""
 
 
 def previous_tree(folder: Path, revision: str = PREVIOUS) -> Path:
-    """The source tree of a build, written to `folder`. Raises NoHistory."""
+    """Writes the source tree of a build to `folder` and returns `folder`. Raises NoHistory."""
     command = ["git", "-C", str(PRESENT), "archive", "--format=tar", revision]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
@@ -66,13 +66,13 @@ def previous_tree(folder: Path, revision: str = PREVIOUS) -> Path:
 
 @dataclass
 class Part:
-    """A router or a controller, and its log."""
+    """A process of a router or a controller, and its log."""
 
     process: asyncio.subprocess.Process
     log: Path
 
     async def stop(self) -> int:
-        """SIGTERM; returns its exit code."""
+        """Sends SIGTERM; returns the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -82,13 +82,15 @@ class Part:
             self.process.kill()
             await self.process.wait()
             raise AssertionError(
-                f"it did not end within {STOP_S:g} s; its log is {self.log}"
+                f"the process did not end within {STOP_S:g} s; its log is {self.log}"
             ) from None
 
 
 @dataclass
 class MixedCluster:
-    """Use `mixed_cluster`. `ports` are (gRPC, HTTP, admin) of the routers that may come."""
+    """A running cluster; create it with `mixed_cluster`. `ports`: (gRPC, HTTP, admin) per
+    router.
+    """
 
     redis: EmbeddedRedis
     registry: Registry
@@ -99,7 +101,9 @@ class MixedCluster:
     _count: int = 0
 
     async def router(self, tree: Path, slot: int = 0) -> Part:
-        """Returns once it serves, which is when there are as many workers as configured."""
+        """Starts a router. Returns once it serves, which requires the configured number of
+        workers.
+        """
         grpc, http, admin = self.ports[slot]
         listen = {
             "grpc": f"127.0.0.1:{grpc}",
@@ -120,7 +124,7 @@ class MixedCluster:
         return part
 
     async def controller(self, tree: Path, prefill: Path, decode: Path) -> Part:
-        """Returns at once; its workers are of these trees."""
+        """Starts a controller whose workers run these trees. Does not wait for the workers."""
         order = {
             "model": resolve_model(self.config["model"]["path"]),
             "redis": self.redis.url,
@@ -134,7 +138,7 @@ class MixedCluster:
     async def workers(
         self, number: int, but: frozenset[str] = frozenset()
     ) -> tuple[WorkerInfo, ...]:
-        """Those that are ready, besides `but`, as soon as there are so many."""
+        """Waits for `number` ready workers, not counting `but`, and returns them."""
         async with asyncio.timeout(READY_S):
             while True:
                 infos = [one for one in await self.registry.workers() if one.worker_id not in but]
@@ -177,8 +181,8 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 async def mixed_cluster(
     folder: Path, routers: int = 2, **sections: dict[str, Any]
 ) -> AsyncIterator[MixedCluster]:
-    """Redis, and whatever is started in it; all ends with it. With CONFIG, but for some keys of
-    some sections.
+    """Starts Redis and yields a cluster without processes. Ends all its processes on exit.
+    `sections` override keys of CONFIG.
     """
     config = {
         **CONFIG,
@@ -191,7 +195,7 @@ async def mixed_cluster(
 
 
 def _free_ports(routers: int) -> list[tuple[int, int, int]]:
-    """Ports that nobody listens on now."""
+    """Returns three unused ports for each router."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3 * routers)]
     numbers = [one.getsockname()[1] for one in sockets]
     for one in sockets:

@@ -1,9 +1,8 @@
-"""A controller of whatever build PYTHONPATH names: `mixed_controller.py ORDER`, with ORDER a JSON
-object.
+"""Runs the controller of the build in PYTHONPATH: `mixed_controller.py ORDER`.
 
-model, redis, config, folder (for logs), trees (pool to the source tree that its workers run). Its
-workers are processes in the place of Ray's actors, since the actors of one Ray cluster are of one
-build. SIGTERM drains them all.
+ORDER is a JSON object with model, redis, config, folder (for logs) and trees (pool to the source
+tree of its workers). The workers are processes instead of Ray actors, because all actors of a Ray
+cluster run the same build. SIGTERM drains all workers.
 """
 
 from __future__ import annotations
@@ -24,18 +23,21 @@ try:
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.process.telemetry import configure_logging, flush_logs
     from kvrelay.state.registry import Registry
-except ModuleNotFoundError:  # a build of 0.1
+except ModuleNotFoundError:
+    # A build of 0.1.
     from kvrelay.child import bound_to_parent
     from kvrelay.registry import Registry
     from kvrelay.stop_request import StopRequest
     from kvrelay.telemetry import configure_logging, flush_logs
 
-STOP_S = 5.0  # for a worker that was told to end at once
-DRAIN_S = 60.0  # for one that was told to drain
+# Timeout of a worker that is stopped.
+STOP_S = 5.0
+# Timeout of a worker that is drained.
+DRAIN_S = 60.0
 
 
 class Processes:
-    """The actuator's launcher."""
+    """The launcher of the actuator: each worker is a process."""
 
     def __init__(self, order: dict[str, object]) -> None:
         self._order = order
@@ -70,7 +72,7 @@ class Processes:
         await self._end(worker_id, (signal.SIGTERM,), DRAIN_S)
 
     async def turn(self, worker_id: str, pool: str) -> None:
-        raise NotImplementedError("without `rebalance` nobody changes over")
+        raise NotImplementedError("workers change their pool only with `rebalance`")
 
     def alive(self) -> Mapping[str, str]:
         return {
@@ -78,7 +80,8 @@ class Processes:
         }
 
     async def ended(self) -> None:
-        await asyncio.Event().wait()  # the actuator looks at intervals
+        # Never returns, because the actuator polls.
+        await asyncio.Event().wait()
 
     def pending(self) -> Mapping[str, str]:
         return {}
@@ -99,6 +102,7 @@ class Processes:
 
 
 async def control(order: dict[str, object]) -> None:
+    """Runs the controller until SIGTERM, then drains its workers."""
     stop = StopRequest()
     stop.install()
     config = order["config"]

@@ -1,6 +1,7 @@
-"""A worker of whatever build PYTHONPATH names: `mixed_worker.py ORDER`, with ORDER a JSON object.
+"""Runs a worker of the build in PYTHONPATH: `mixed_worker.py ORDER`.
 
-worker_id, pool, model, redis, config. It uses only what builds since 0.1.0 have in common.
+ORDER is a JSON object with worker_id, pool, model, redis and config. The script uses only functions
+that all builds since 0.1.0 have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ try:
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.process.telemetry import configure_logging, flush_logs
     from kvrelay.worker.runtime.settings import WorkerSettings
-except ModuleNotFoundError:  # a build of 0.1
+except ModuleNotFoundError:
+    # A build of 0.1.
     from kvrelay.stop_request import StopRequest
     from kvrelay.telemetry import configure_logging, flush_logs
     from kvrelay.worker.settings import WorkerSettings
@@ -26,6 +28,7 @@ except ModuleNotFoundError:  # a build of 0.1
 
 
 async def serve(order: dict[str, str]) -> None:
+    """Runs the worker until it is stopped."""
     stop = StopRequest()
     stop.install()
     config = ClusterConfig.model_validate(order["config"])

@@ -1,5 +1,5 @@
-"""Streams requests at even intervals through the `openai` package, as an application would; needs
-nothing else.
+"""Streams requests at constant intervals through the `openai` package, like an application. The
+script requires no other package.
 
 python openai_load.py --base-url http://127.0.0.1:8000/v1 --model demo --out result.json
 """
@@ -24,13 +24,15 @@ WORDS = (
 
 
 async def main(options: argparse.Namespace) -> None:
+    """Sends all requests and writes the results."""
     draw = random.Random(options.seed)
     prompts = [
         " ".join(draw.choices(WORDS.split(), k=options.prompt_tokens))
         for _ in range(options.num_requests)
     ]
     async with AsyncOpenAI(base_url=options.base_url, api_key="none", max_retries=0) as client:
-        await one(client, options, WORDS)  # what the first call costs a client is no server's doing
+        # A warm-up call, because the first call of a client is slow.
+        await one(client, options, WORDS)
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             tasks = []
@@ -41,7 +43,9 @@ async def main(options: argparse.Namespace) -> None:
 
 
 async def one(client: AsyncOpenAI, options: argparse.Namespace, prompt: str) -> dict[str, Any]:
-    """Times in seconds; TTFT from the call to the first chunk with text."""
+    """Sends one request. Returns its times in seconds; TTFT is from the call to the first chunk
+    with text.
+    """
     times: list[float] = []
     usage = None
     error = ""
@@ -67,6 +71,7 @@ async def one(client: AsyncOpenAI, options: argparse.Namespace, prompt: str) -> 
 
 
 async def stream(client: AsyncOpenAI, options: argparse.Namespace, prompt: str) -> Any:
+    """Returns the stream of one answer."""
     common: dict[str, Any] = {
         "model": options.model,
         "max_tokens": options.output_tokens,

@@ -1,10 +1,10 @@
-"""Goodput of a whole router when more is asked for than its workers can serve.
+"""Measures the goodput of a router under a load that exceeds the capacity of its workers.
 
     python benchmarks/overload.py --seconds 40
 
-The router is a process of its own, clients come over gRPC, each with a deadline. Workers have no
-engine: a step takes STEP_S and gives each of their SEATS sequences a token, so it is known what
-they can serve, on any machine.
+The router runs in its own process. The requests arrive over gRPC and have deadlines. The workers
+are mocks without an engine: a step takes STEP_S and gives each of SLOTS sequences a token. So the
+capacity is the same on any machine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from kvrelay.wire.inference import (
 from kvrelay.wire.status import error_from_rpc
 
 DECODE, SLOTS, STEP_S = 2, 16, 0.02
-OUTPUT_TOKENS = (32, 96)  # least and most, evenly
-CAPACITY = DECODE * SLOTS / STEP_S / (sum(OUTPUT_TOKENS) / 2)  # requests a second
+# Bounds of a uniform distribution.
+OUTPUT_TOKENS = (32, 96)
+# Requests per second.
+CAPACITY = DECODE * SLOTS / STEP_S / (sum(OUTPUT_TOKENS) / 2)
 PROMPT = tuple(range(10, 30))
 WARM_UP_S = 15.0
 LOADS = (0.5, 1.0, 2.0, 3.0)
@@ -41,18 +43,24 @@ TOKEN = 20
 
 @dataclass(slots=True)
 class Outcome:
-    """Of the requests that arrived in the measured time."""
+    """Counts of the requests that arrived in the measured time."""
 
     offered: int = 0
-    whole: int = 0  # by their deadlines
-    tokens: int = 0  # of these
-    cut_off: int = 0  # after the first token, which was work in vain
-    late: int = 0  # without a token
-    refusals: list[float] = field(default_factory=list)  # seconds until they were told
-    delays: list[float] = field(default_factory=list)  # that they were told to come back after
+    # Requests that were answered completely before their deadline, and their tokens.
+    whole: int = 0
+    tokens: int = 0
+    # Requests whose deadline passed after the first token. Their work is wasted.
+    cut_off: int = 0
+    # Requests whose deadline passed before the first token.
+    late: int = 0
+    # Seconds until a request was rejected.
+    refusals: list[float] = field(default_factory=list)
+    # Retry delays that the rejections suggested, in seconds.
+    delays: list[float] = field(default_factory=list)
 
 
 async def ask(stub: InferenceServiceStub, tokens: int, deadline_s: float, outcome: Outcome) -> None:
+    """Sends one request and counts its outcome."""
     sampling = SamplingOptions(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     outcome.offered += 1
     begun, received = time.perf_counter(), 0
@@ -78,7 +86,9 @@ async def ask(stub: InferenceServiceStub, tokens: int, deadline_s: float, outcom
 
 
 async def offer(target: str, load: float, seconds: float, deadline_s: float) -> Outcome:
-    """Poisson arrivals that do not wait for each other."""
+    """Sends requests with Poisson arrivals in an open loop. Returns the counts after the
+    warm-up.
+    """
     random = Random(round(load * 1000))
     measured, warming = Outcome(), Outcome()
     async with grpc.aio.insecure_channel(target) as channel, asyncio.TaskGroup() as requests:
@@ -93,15 +103,16 @@ async def offer(target: str, load: float, seconds: float, deadline_s: float) -> 
 
 
 async def main(seconds: float, deadline_s: float) -> None:
+    """Runs all loads and prints the table."""
     rate = DECODE * SLOTS / STEP_S
     print(
-        f"{DECODE} workers with {SLOTS} batch slots, {STEP_S * 1000:g} ms a step: {rate:,.0f} "
-        "tokens a second"
+        f"{DECODE} workers with {SLOTS} batch slots, {STEP_S * 1000:g} ms per step: {rate:,.0f} "
+        "tokens/s"
     )
-    print(f"deadline {deadline_s:g} s; {seconds:g} s each, after {WARM_UP_S:g} s\n")
+    print(f"deadline {deadline_s:g} s; {seconds:g} s per load, after {WARM_UP_S:g} s warm-up\n")
     print(
-        "| offered | whole in time | their tokens | cut off | late | refused | told within, ms: "
-        "p50 | p99 | retry, s |"
+        "| offered | complete in time | goodput, tokens | cut off | late | rejected | "
+        "time to rejection p50, ms | p99, ms | retry after, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     pools = MockPools(prefill=0, decode=DECODE, slots=SLOTS, step_s=STEP_S, token=TOKEN)
@@ -126,7 +137,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=40.0, help="measured at each load")
-    parser.add_argument("--deadline", type=float, default=6.0, help="of each request, in seconds")
+    parser.add_argument("--seconds", type=float, default=40.0, help="Measured seconds per load.")
+    parser.add_argument(
+        "--deadline", type=float, default=6.0, help="Deadline of each request, in seconds."
+    )
     given = parser.parse_args()
     asyncio.run(main(given.seconds, given.deadline))

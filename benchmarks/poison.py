@@ -1,11 +1,12 @@
-"""Requests that are meant to break a step, beside streams that must not notice: `python
-benchmarks/poison.py`.
+"""Sends poisoned requests that try to break a step, and checks that concurrent streams are not
+affected: `python benchmarks/poison.py`.
 
-A cluster as `kvrelay serve` runs it, on a copy of the demo model in which one token's embedding is
-NaN: a sequence with that token has no next token. Clients of gRPC and HTTP send poisoned requests
-in great numbers, and others read streams all the while. Each stream is compared, token by token,
-with the same request before the first poisoned one. Exit code 1 if a stream fails or differs, if a
-poisoned request ends otherwise than it should, or if a worker dies or loses a block.
+The cluster runs as under `kvrelay serve`, with a copy of the demo model in which the embedding of
+one token is NaN. A sequence with this token has no next token. Clients send many poisoned requests
+over gRPC and HTTP while other clients read streams. Each stream is compared, token by token, with
+the answer of the same request before the first poisoned request. The exit code is 1 if a stream
+fails or differs, if a poisoned request ends in an unexpected way, or if a worker dies or leaks a
+block.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ from kvrelay.errors import Code
 from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.wire import cluster, inference
 
-NAN_TOKEN = 2047  # of the demo model; its embedding is NaN in the copy
-VOCAB = 2000  # prompts are drawn from the tokens below, which are all well
+# A token of the demo model. Its embedding is NaN in the copy.
+NAN_TOKEN = 2047
+# Prompts are drawn from the tokens below this bound, whose embeddings are finite.
+VOCAB = 2000
 STREAM_TOKENS = 64
 TIMEOUT_S = 600.0
 WHOLE = "whole"
@@ -49,8 +52,8 @@ log = Console(stderr=True)
 
 
 def poisoned_model(folder: Path) -> Path:
-    """A copy of the demo model in which NAN_TOKEN is poison to read, and as likely to be written as
-    others.
+    """Writes a copy of the demo model in which the input embedding of NAN_TOKEN is NaN. The output
+    embedding stays as it is, so the model can sample the token.
     """
     shutil.copytree(Path(kvrelay.models.__file__).parent / "demo", folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -65,17 +68,18 @@ def poisoned_model(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, as both endpoints take it."""
+    """One request for either endpoint."""
 
     token_ids: tuple[int, ...]
     sampling: dict[str, Any]
     kind: str = "stream"
-    ends: tuple[str, ...] = (WHOLE,)  # how it may end: WHOLE, or a code's name
+    # The allowed outcomes: WHOLE, or names of error codes.
+    ends: tuple[str, ...] = (WHOLE,)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a request ended, and the tokens that came before."""
+    """The outcome of a request, and the tokens that it received."""
 
     status: str
     token_ids: tuple[int, ...] = ()
@@ -86,8 +90,8 @@ class End:
 
 
 def streams(count: int, seed: int) -> list[Ask]:
-    """Greedy and drawn, with penalties and cuts; short prompts, and prompts that are handed
-    over.
+    """Returns `count` requests with greedy and random sampling, penalties, and top-k and top-p.
+    Some prompts are long enough for a hand-off.
     """
     draw = random.Random(seed)
     asks = []
@@ -97,7 +101,7 @@ def streams(count: int, seed: int) -> list[Ask]:
             "ignore_eos": True,
             "seed": number,
             "temperature": (0.0, 1.0, 0.7)[number % 3],
-            # Where a stream draws the poison by itself, its failure is its own.
+            # A stream that samples NAN_TOKEN would fail by itself.
             "logit_bias": {NAN_TOKEN: -100.0},
         }
         if number % 4 == 1:
@@ -108,7 +112,7 @@ def streams(count: int, seed: int) -> list[Ask]:
     return asks
 
 
-# Poison: each gives one request that should end in the ways that it names
+# Poisoned requests. Each function returns a request with its allowed outcomes.
 
 
 def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
@@ -116,18 +120,19 @@ def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 
 
 def nan_in_prompt(draw: random.Random) -> Ask:
+    """The prompt contains NAN_TOKEN."""
     prompt = list(_prompt(draw, draw.choice((8, 80))))
     prompt[draw.randrange(len(prompt))] = NAN_TOKEN
     return Ask(
         tuple(prompt),
         {"max_tokens": 8, "temperature": 1.0},
-        "NaN from a prompt's token",
+        "NaN from a prompt token",
         ("INTERNAL",),
     )
 
 
 def nan_while_decoding(draw: random.Random) -> Ask:
-    """The first token that it draws is the one that the next step has no numbers for."""
+    """The first sampled token is NAN_TOKEN, so the next step computes NaN."""
     sampling = {"max_tokens": 8, "temperature": 0.0, "logit_bias": {NAN_TOKEN: 100.0}}
     return Ask(
         _prompt(draw, draw.choice((8, 80))), sampling, "NaN from a decoded token", ("INTERNAL",)
@@ -135,6 +140,7 @@ def nan_while_decoding(draw: random.Random) -> Ask:
 
 
 def refused_value(draw: random.Random) -> Ask:
+    """A sampling option is out of range."""
     name, value = draw.choice(
         [
             *(("repetition_penalty", one) for one in (1e-38, 5e-324, 0.0, -1.0, 1e30)),
@@ -155,11 +161,11 @@ def refused_value(draw: random.Random) -> Ask:
         ]
     )
     sampling = {"max_tokens": 8, "temperature": 1.0} | {name: value}
-    return Ask(_prompt(draw, 8), sampling, "values that are refused", ("INVALID_ARGUMENT",))
+    return Ask(_prompt(draw, 8), sampling, "rejected values", ("INVALID_ARGUMENT",))
 
 
 def extreme_value(draw: random.Random) -> Ask:
-    """Allowed, and near or past what float32 holds."""
+    """The values are allowed, but near or beyond the limits of float32."""
 
     def tiny() -> float:
         return draw.choice((5e-324, 1e-310, 1e-300, 1e-45, 1e-38, 1e-10))
@@ -180,7 +186,7 @@ def extreme_value(draw: random.Random) -> Ask:
         }
         | {NAN_TOKEN: -100.0},
     }
-    return Ask(_prompt(draw, draw.choice((4, 80))), sampling, "extremes that are allowed", (WHOLE,))
+    return Ask(_prompt(draw, draw.choice((4, 80))), sampling, "allowed extremes", (WHOLE,))
 
 
 POISONS: Sequence[Callable[[random.Random], Ask]] = (
@@ -194,6 +200,8 @@ POISONS: Sequence[Callable[[random.Random], Ask]] = (
 
 
 class GrpcEndpoint:
+    """Streams over gRPC."""
+
     name = "grpc"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -213,7 +221,7 @@ class GrpcEndpoint:
             async for message in self._stub.Generate(
                 inference.request_to_proto(request), timeout=TIMEOUT_S
             ):
-                assert message.index == len(token_ids), "a token is lost or doubled"
+                assert message.index == len(token_ids), "a token is missing or repeated"
                 token_ids += message.token_ids
         except grpc.aio.AioRpcError as error:
             return End(error.code().name, tuple(token_ids), error.details() or "")
@@ -221,7 +229,7 @@ class GrpcEndpoint:
 
 
 class HttpEndpoint:
-    """Streams, so that a failure may come after the first token."""
+    """Streams over HTTP, so a failure can follow the first token."""
 
     name = "http"
 
@@ -254,7 +262,7 @@ class HttpEndpoint:
                         return _failed(event, token_ids)
                     for choice in event["choices"]:
                         token_ids += choice.get("token_ids") or ()
-        return End("cut off", tuple(token_ids))
+        return End("incomplete", tuple(token_ids))
 
 
 def _failed(document: Any, token_ids: list[int]) -> End:
@@ -270,6 +278,7 @@ Endpoint = GrpcEndpoint | HttpEndpoint
 
 @asynccontextmanager
 async def endpoints(target: str, url: str) -> AsyncIterator[tuple[Endpoint, ...]]:
+    """Yields the gRPC and the HTTP endpoint of a router."""
     limits = httpx.Limits(max_connections=None)
     async with (
         grpc.aio.insecure_channel(target) as channel,
@@ -284,12 +293,12 @@ async def endpoints(target: str, url: str) -> AsyncIterator[tuple[Endpoint, ...]
 
 @dataclass
 class Found:
-    """What came of it."""
+    """Results of a run."""
 
-    # By endpoint: that ended whole and equal
+    # By endpoint: streams with the expected tokens.
     streams: Counter[str] = field(default_factory=Counter)
     stream_tokens: int = 0
-    # By kind, endpoint and how it ended
+    # By kind, endpoint and outcome.
     poison: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -304,14 +313,14 @@ async def beside(
     seed: int,
     tell: Callable[[str], None],
 ) -> Found:
-    """So many poisoned requests, `at_once` of them at a time, beside streams that begin anew
-    whenever they end.
+    """Sends `num_poisoned` poisoned requests, `at_once` at a time, while `num_streams` streams run.
+    A stream restarts when it ends.
 
-    A poisoned request and a stream each take the endpoints in turn.
+    Poisoned requests and streams alternate between the endpoints.
     """
     found = Found()
     asks = streams(num_streams, seed)
-    tell(f"{num_streams} streams, each by itself")
+    tell(f"recording {num_streams} streams, one at a time")
     expected = await _learn(both, asks)
     draw = random.Random(seed)
     left = num_poisoned
@@ -345,8 +354,7 @@ async def beside(
                 )
             if sum(found.poison.values()) % 500 == 0:
                 tell(
-                    f"{left} poisoned requests to go; {sum(found.streams.values())} streams were "
-                    f"whole"
+                    f"{left} poisoned requests left; {sum(found.streams.values())} streams complete"
                 )
 
     async def all_poison() -> None:
@@ -361,12 +369,14 @@ async def beside(
 
 
 async def _learn(both: Sequence[Endpoint], asks: Sequence[Ask]) -> list[tuple[int, ...]]:
-    """Before there is any poison, one at a time, over both endpoints."""
+    """Records the expected tokens, without poisoned requests, one at a time, over both
+    endpoints.
+    """
     expected = []
     for ask in asks:
         first, *others = [await endpoint.ask(ask) for endpoint in both]
         assert first.status == WHOLE, first
-        assert all(one == first for one in others), "the endpoints differ"
+        assert all(one == first for one in others), "the answers of the endpoints differ"
         expected.append(first.token_ids)
     return expected
 
@@ -378,28 +388,31 @@ async def _all(work: Any) -> None:
 
 
 async def state(admin: str) -> cluster.ClusterStatus:
+    """Reads the status of the cluster."""
     async with grpc.aio.insecure_channel(admin) as channel:
         answer = await cluster.ClusterServiceStub(channel).GetStatus(cluster.pb.GetStatusRequest())
     return cluster.cluster_status_from_proto(answer)
 
 
 def workers_of(status: cluster.ClusterStatus) -> dict[str, cluster.WorkerStatus]:
+    """Returns all workers by id."""
     return {worker.worker_id: worker for pool in status.pools for worker in pool.workers}
 
 
 async def check_workers(
     ask: Callable[[], Awaitable[cluster.ClusterStatus]], epochs: dict[str, int]
 ) -> list[str]:
-    """What is wrong with them once they are idle: deaths, and blocks that did not come back."""
+    """Waits until the workers are idle. Returns an error for each death and each leaked block."""
     wrong = []
     async with asyncio.timeout(60):
-        # - it is elsewhere
+        # The state is in other processes, so there is no event to wait for.
         while any(not one.load.empty for one in workers_of(await ask()).values()):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
-        await asyncio.sleep(2.0)  # heartbeats after the books were checked
+        # Time for a heartbeat after the consistency check.
+        await asyncio.sleep(2.0)
     status = workers_of(await ask())
     if found := {name: one.epoch for name, one in status.items()} != epochs:
-        wrong.append(f"workers died: {epochs} became {found}")
+        wrong.append(f"workers died: epochs were {epochs}, now {found}")
     for name, one in status.items():
         if one.load.blocks_held or not one.load.integrity_ok:
             wrong.append(f"{name} holds {one.load.blocks_held} blocks; {one.load.integrity_error}")
@@ -407,19 +420,21 @@ async def check_workers(
 
 
 def table(found: Found) -> Table:
-    shown = Table("requests", "endpoint", "ended", "number")
+    """Returns the counts as a table."""
+    shown = Table("requests", "endpoint", "outcome", "count")
     for (kind, endpoint, status), count in sorted(found.poison.items()):
         shown.add_row(kind, endpoint, status, f"{count:,}")
     for endpoint, count in sorted(found.streams.items()):
-        shown.add_row("streams", endpoint, "whole and equal", f"{count:,}")
+        shown.add_row("streams", endpoint, "complete and equal", f"{count:,}")
     failed = sum(one.startswith("stream") for one in found.wrong)
-    shown.add_row("streams", "both", "failed or unlike", f"{failed:,}")
+    shown.add_row("streams", "both", "failed or different", f"{failed:,}")
     return shown
 
 
 async def run(
     poisoned: int, num_streams: int, at_once: int, prefill: int, decode: int, dtype: str, seed: int
 ) -> Found:
+    """Runs a cluster and the whole benchmark."""
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         wanted: dict[str, object] = {
             **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
@@ -442,26 +457,29 @@ async def run(
 
 
 def main(
-    poisoned: Annotated[int, typer.Option(min=1, help="Poisoned requests.")] = 10_000,
-    streams: Annotated[int, typer.Option("--streams", min=1, help="Streams beside them.")] = 100,
-    at_once: Annotated[int, typer.Option(min=1, help="Poisoned requests at one time.")] = 32,
+    poisoned: Annotated[int, typer.Option(min=1, help="Number of poisoned requests.")] = 10_000,
+    streams: Annotated[
+        int, typer.Option("--streams", min=1, help="Number of concurrent streams.")
+    ] = 100,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent poisoned requests.")
+    ] = 32,
     prefill: Annotated[int, typer.Option(min=0)] = 1,
     decode: Annotated[int, typer.Option(min=1)] = 2,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the model: auto, float32 or bfloat16.")
+    ] = "auto",
     seed: Annotated[int, typer.Option()] = 0,
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
-    """Exits 1 if a stream failed or differs, or a poisoned request ended otherwise than it
-    should.
+    """Run the benchmark. The exit code is 1 if a stream fails or differs, or a poisoned request
+    ends in an unexpected way.
     """
     found = asyncio.run(run(poisoned, streams, at_once, prefill, decode, dtype, seed))
     Console(width=110).print(table(found))
     rate = sum(found.poison.values()) / found.seconds
     tokens = found.stream_tokens / found.seconds
-    print(
-        f"{found.seconds:.0f} s: {rate:.1f} poisoned requests and {tokens:.0f} tokens of streams "
-        f"a second"
-    )
+    print(f"{found.seconds:.0f} s: {rate:.1f} poisoned requests/s and {tokens:.0f} stream tokens/s")
     for one in found.wrong[:20]:
         print(one, file=sys.stderr)
     if file is not None:

@@ -1,13 +1,13 @@
-"""A rolling upgrade and a rollback under load, counted.
+"""Runs a rolling upgrade and a rollback under load, and checks all answers.
 
-    python benchmarks/rolling_upgrade.py            to this build from the one before, and back
+    python benchmarks/rolling_upgrade.py            from the previous build to this build, and back
     python benchmarks/rolling_upgrade.py --model    to other weights of the model, and back
     python benchmarks/rolling_upgrade.py --from REVISION   from another build
 
-Clients ask the same requests again and again. Each answer is compared with those of the same
-request before the load, token by token: it has to be one of them, from its first token to its last.
-Exit code 1 if one fails or is not. Processes are those of mixed_cluster.py; the order of steps is
-that of docs/versions.md.
+Clients repeat the same requests. Each answer must equal, from its first to its last token, one of
+the answers that the same request had before the load. The exit code is 1 if a request fails or an
+answer differs. mixed_cluster.py starts the processes. docs/versions.md explains the order of the
+steps.
 """
 
 from __future__ import annotations
@@ -42,28 +42,38 @@ from kvrelay.client import RetryPolicy
 from kvrelay.errors import KvRelayError
 from kvrelay.models import resolve_model
 
-KINDS = 6  # requests that are unlike
+# Number of different requests.
+KINDS = 6
 AT_ONCE = 4
-TOKENS = 300  # of an answer
+# Tokens of an answer.
+TOKENS = 300
 TIMEOUT_S = 240.0
 RETRY = RetryPolicy(max_attempts=100, max_backoff_s=1.0)
 
 
 @dataclass
 class Counts:
+    """Counts over all answers."""
+
     streams: int = 0
     failed: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)
-    versions: Counter[int] = field(default_factory=Counter)  # answers of each version of the model
-    resumed: int = 0  # that went on at another router
-    moved: int = 0  # that went on at another worker
-    seconds: dict[str, float] = field(default_factory=dict)  # of each step
+    # Answers by version of the model.
+    versions: Counter[int] = field(default_factory=Counter)
+    # Answers that continued at another router.
+    resumed: int = 0
+    # Answers that continued on another worker.
+    moved: int = 0
+    # Duration of each step.
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
+        """Whether no request failed and no answer mixed versions."""
         return self.streams > 0 and not self.failed and not self.mixed
 
     def json(self) -> dict[str, Any]:
+        """Returns the counts as plain data for JSON."""
         return {
             "streams": self.streams,
             "failed": len(self.failed),
@@ -77,7 +87,7 @@ class Counts:
 
 
 def request(kind: int) -> dict[str, Any]:
-    """Long and short prompts, greedy and drawn."""
+    """Returns a request of this kind. Prompt lengths and greedy or random sampling vary."""
     length = (12, 40, 90, 150)[kind % 4]
     prompt = [20 + (kind * 37 + number * 11) % 200 for number in range(length)]
     return {
@@ -90,30 +100,33 @@ def request(kind: int) -> dict[str, Any]:
 
 
 class Load:
-    """The same requests again and again until it is told to stop."""
+    """Repeats the same requests until it is stopped."""
 
     def __init__(self, cluster: MixedCluster) -> None:
         self.counts = Counts()
-        # By version of the model, then by kind of request
+        # Answers by version of the model, then by kind of request.
         self.answers: list[list[tuple[int, ...]]] = []
         self._targets = [f"127.0.0.1:{grpc}" for grpc, _, _ in cluster.ports]
         self._stop = asyncio.Event()
 
     def client(self) -> kvrelay.AsyncClient:
+        """Returns a client of all routers."""
         return kvrelay.AsyncClient(self._targets, timeout=TIMEOUT_S, retry=RETRY)
 
     async def learn(self) -> None:
-        """What the cluster gives now is what this version of the model answers."""
+        """Records the current answers as those of a version of the model."""
         async with self.client() as client:
             found = [(await client.generate(**request(kind))).token_ids for kind in range(KINDS)]
         if found not in self.answers:
             self.answers.append(found)
 
     async def run(self) -> None:
+        """Sends requests, AT_ONCE at a time, until `stop`."""
         async with self.client() as client:
             await asyncio.gather(*(self._ask(client, number) for number in range(AT_ONCE)))
 
     def stop(self) -> None:
+        """Ends `run` after the current requests."""
         self._stop.set()
 
     async def _ask(self, client: kvrelay.AsyncClient, number: int) -> None:
@@ -143,7 +156,7 @@ class Load:
 
 
 class Roll:
-    """Replaces a controller with its workers, and a router, one after the other."""
+    """Replaces a controller with its workers, or a router."""
 
     def __init__(self, cluster: MixedCluster, load: Load) -> None:
         self._cluster = cluster
@@ -153,8 +166,8 @@ class Roll:
         self._slot = 0
 
     async def workers(self, tree: Path, model: str | None = None) -> None:
-        """The new ones serve before the old ones drain, unless builds do not let two controllers
-        lead at a time.
+        """Replaces the controller and its workers. The new workers serve before the old workers
+        drain, unless the builds do not allow two controllers at once.
         """
         began = time.monotonic()
         cluster = self._cluster
@@ -168,13 +181,14 @@ class Roll:
                 async with asyncio.timeout(30):
                     await cluster.workers(wanted, before)
             except TimeoutError:
-                pass  # it waits for the former one to end
+                # The new controller waits until the old one ends.
+                pass
             assert await former.stop() == 0, former.log
         await cluster.workers(wanted, before)
         self._took("workers", began)
 
     async def router(self, tree: Path) -> None:
-        """The new one serves before the old one drains."""
+        """Replaces the router. The new router serves before the old router drains."""
         began = time.monotonic()
         former = self._router
         self._router = await self._cluster.router(tree, self._slot)
@@ -184,6 +198,7 @@ class Roll:
         self._took("router", began)
 
     async def stop(self) -> None:
+        """Stops the router and the controller."""
         for part in (self._router, self._controller):
             if part is not None:
                 await part.stop()
@@ -195,7 +210,7 @@ class Roll:
 
 
 async def upgrade_build(previous: Path, folder: Path, pause_s: float) -> Counts:
-    """Workers first, then the router; back in the opposite order."""
+    """Upgrades the workers, then the router. Rolls back in the opposite order."""
     async with mixed_cluster(folder, decode={"replicas": 2, "max_batch": 16}) as cluster:
         load = Load(cluster)
         roll = Roll(cluster, load)
@@ -219,7 +234,7 @@ async def upgrade_build(previous: Path, folder: Path, pause_s: float) -> Counts:
 
 
 async def upgrade_model(folder: Path, pause_s: float) -> Counts:
-    """Another version of the weights, under the same router."""
+    """Upgrades to other weights and back, with the same router."""
     other = other_weights(folder / "demo")
     async with mixed_cluster(folder, decode={"replicas": 2, "max_batch": 16}) as cluster:
         load = Load(cluster)
@@ -229,7 +244,7 @@ async def upgrade_model(folder: Path, pause_s: float) -> Counts:
         await load.learn()
         await roll.workers(PRESENT, str(other))
         await load.learn()
-        assert len(load.answers) == 2, "the other weights give other answers"
+        assert len(load.answers) == 2, "the other weights must give other answers"
         running = asyncio.create_task(load.run())
         for model in ("demo", str(other)):
             await asyncio.sleep(pause_s)
@@ -242,8 +257,8 @@ async def upgrade_model(folder: Path, pause_s: float) -> Counts:
 
 
 def other_weights(folder: Path) -> Path:
-    """The demo model with another value at the end of a tensor: the first bytes of each tensor stay
-    as they are.
+    """Writes a copy of the demo model with changed values at the end of some tensors. The first
+    bytes of each tensor stay the same.
     """
     from safetensors.torch import load_file, save_file
 
@@ -257,14 +272,17 @@ def other_weights(folder: Path) -> Path:
 
 
 def main() -> int:
+    """Runs the upgrade and prints the counts as JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--from", dest="revision", default=PREVIOUS, help="Build to begin with: a git revision."
+        "--from", dest="revision", default=PREVIOUS, help="Git revision of the first build."
     )
     parser.add_argument(
-        "--model", action="store_true", help="Upgrade the model's weights instead of the build."
+        "--model",
+        action="store_true",
+        help="Upgrade the weights of the model instead of the build.",
     )
     parser.add_argument(
         "--pause", type=float, default=10.0, help="Seconds of load before and after each step."

@@ -1,10 +1,10 @@
-"""Requests that end in every way, again and again, and what they leave behind: `python
-benchmarks/soak.py`.
+"""Checks that many requests with different endings leak nothing: `python benchmarks/soak.py`.
 
-A cluster as `kvrelay serve` runs it. Clients read an answer to its end, or leave: at once, after
-some tokens, after some time, or by closing their connection. Decode workers are killed meanwhile.
-Then it is counted what each process holds, and once more after many such requests. Exit code 1 if
-one holds more, or if an answer that nobody left failed.
+The cluster runs as under `kvrelay serve`. Clients read an answer to its end, or cancel it at once,
+after some tokens or after some time, or close their connection. At first, decode workers are killed
+under load. Then the benchmark counts the resources of each process, sends many such requests, and
+counts again. The exit code is 1 if a process holds more resources than before, or if a request
+fails that its client did not cancel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-# The packages that folders of tests are named after
+# Makes the test packages importable.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -42,7 +42,9 @@ Ending = Literal[
 ]
 ENDINGS: tuple[Ending, ...] = Ending.__args__  # type: ignore[attr-defined]
 AT_ONCE = 6
-WARM_UP = 0.1  # of all cycles, before the first count
+# Share of the cycles before the first count.
+WARM_UP = 0.1
+# Allowed growth per process.
 MAY_GROW = {"descriptors": 8, "threads": 8, "memory files": 0, "resident MiB": 24.0}
 
 app = typer.Typer(add_completion=False)
@@ -51,15 +53,17 @@ log = Console(stderr=True)
 
 @dataclass
 class Soak:
-    """Requests on one cluster."""
+    """Sends requests to one cluster."""
 
     target: str
     draw: random.Random
-    left: int = 0  # cycles to go
+    # Requests left to send.
+    left: int = 0
     endings: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
 
     async def run(self, cycles: int) -> None:
+        """Sends `cycles` requests, AT_ONCE at a time."""
         self.left = cycles
 
         async def work() -> None:
@@ -72,6 +76,7 @@ class Soak:
                 group.create_task(work())
 
     async def one(self) -> None:
+        """Sends one request with a random ending on a new connection."""
         draw, ending = self.draw, self.draw.choice(ENDINGS)
         prompt = [draw.randrange(300) for _ in range(draw.randint(1, 400))]
         whole = ending == "whole"
@@ -102,7 +107,8 @@ class Soak:
                                 await call.read()
             except grpc.aio.AioRpcError as error:
                 self.failures[f"{ending}: {error.code().name}: {error.details()}"] += 1
-            except asyncio.CancelledError:  # `read` was, by the time-out
+            except asyncio.CancelledError:
+                # The timeout cancels `read`, not this task.
                 if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                     raise
             if ending != "connection closed":
@@ -111,7 +117,7 @@ class Soak:
 
 
 def held(workers: dict[int, str]) -> dict[str, dict[str, float]]:
-    """By process, what each of the cluster's holds; `workers` are their names by process id."""
+    """Returns the resources of each process of the cluster. workers: names by process id."""
     found = {}
     for pid in family(os.getpid())[1:]:
         folder = Path(f"/proc/{pid}")
@@ -132,22 +138,26 @@ def held(workers: dict[int, str]) -> dict[str, dict[str, float]]:
 
 
 def _link(entry: Path) -> str:
-    with contextlib.suppress(OSError):  # closed meanwhile
+    # The descriptor may be closed in the meantime.
+    with contextlib.suppress(OSError):
         return str(entry.readlink())
     return ""
 
 
 async def at_rest(cluster: RunningCluster) -> dict[str, dict[str, float]]:
+    """Waits until the cluster is idle and returns the resources of its processes."""
     status = await cluster.settled(prefill=1, seconds=120)
     assert status.router.running + status.router.waiting == 0, status.router
     workers = [one for pool in status.pools for one in pool.workers]
     broken = [one for one in workers if not one.load.integrity_ok]
     assert not broken, broken
-    await asyncio.sleep(6.0)  # for connections that nobody uses any more to be taken down
+    # Time in which unused connections are closed.
+    await asyncio.sleep(6.0)
     return held({one.pid: one.worker_id for one in workers})
 
 
 async def soak(cycles: int, kills: int, seed: int) -> bool:
+    """Runs the benchmark. Returns whether nothing leaked and no request failed."""
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},
@@ -181,24 +191,28 @@ async def soak(cycles: int, kills: int, seed: int) -> bool:
 
 
 def told(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> bool:
-    """Prints what the processes held; whether none holds more than it may."""
+    """Prints the resources of the processes. Returns whether no process grew more than allowed."""
     well = True
     for process in sorted(before.keys() & after.keys()):
         was, now = before[process], after[process]
         grown = [name for name, more in MAY_GROW.items() if now[name] > was[name] + more]
         well = well and not grown
         figures = ", ".join(f"{name} {was[name]:.0f} → {now[name]:.0f}" for name in MAY_GROW)
-        print(f"{process:>40}: {figures}{'  LEFT BEHIND: ' + ', '.join(grown) if grown else ''}")
+        print(f"{process:>40}: {figures}{'  LEAKED: ' + ', '.join(grown) if grown else ''}")
     return well
 
 
 @app.command()
 def main(
-    cycles: Annotated[int, typer.Option(min=10, help="Requests that are counted.")] = 10_000,
-    kills: Annotated[int, typer.Option(min=1, help="Decode workers killed under load before.")] = 5,
+    cycles: Annotated[
+        int, typer.Option(min=10, help="Number of requests between the two counts.")
+    ] = 10_000,
+    kills: Annotated[
+        int, typer.Option(min=1, help="Number of decode workers killed before the first count.")
+    ] = 5,
     seed: int = 0,
 ) -> None:
-    """Counts what requests leave behind that end in every way."""
+    """Send requests with different endings and check for leaks."""
     raise typer.Exit(0 if asyncio.run(soak(cycles, kills, seed)) else 1)
 
 

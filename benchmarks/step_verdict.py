@@ -1,4 +1,4 @@
-"""What a report says of pools under a load that steps up and down again. Pure."""
+"""Checks the report of a load that steps up and down: did the pools follow? Pure functions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.types.workers import POOLS, PoolName
 
-# Between a decision and the look that the recorder took, and of an autoscaler's own looks
+# Tolerance for the polling intervals of the recorder and of the autoscaler.
 _SLACK_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """The result of one check."""
+
     what: str
     holds: bool
     found: str
@@ -25,12 +27,12 @@ class Finding:
 def verdict(
     report: Report, policy: AutoscalingPolicy, pool: PoolName, up_s: float, down_s: float
 ) -> tuple[Finding, ...]:
-    """Of a load that was high between `up_s` and `down_s`, seconds after its start, and that `pool`
-    should follow.
+    """Returns the findings for a load that was high between `up_s` and `down_s`, in seconds after
+    its start. `pool` should follow the load.
     """
     timeline, rules = report.timeline, policy.pool(pool)
-    assert timeline is not None, "a test with --admin has one"
-    assert rules is not None, "its pool has a policy"
+    assert timeline is not None, "the test requires --admin"
+    assert rules is not None, "the policy must have rules for the pool"
     sizes = {
         name: distinct([one.pools[name].desired for one in timeline.samples]) for name in POOLS
     }
@@ -46,30 +48,27 @@ def verdict(
             "no request failed", not failed and bool(report.rows), f"{failed} of {len(report.rows)}"
         ),
         Finding(f"the {pool} pool grew", max(mine) > mine[0], arrows(mine)),
-        Finding(f"the {other} pool stayed", len(sizes[other]) == 1, arrows(sizes[other])),
+        Finding(f"the {other} pool kept its size", len(sizes[other]) == 1, arrows(sizes[other])),
+        Finding("the pool did not flap", turns(mine) <= 1 and mine[-1] == mine[0], arrows(mine)),
         Finding(
-            "up, then down: no flapping", turns(mine) <= 1 and mine[-1] == mine[0], arrows(mine)
-        ),
-        Finding(
-            f"grew upscale_delay_s {rules.upscale_delay_s:g} after the step or later, and before "
-            f"its end",
+            f"grew after upscale_delay_s {rules.upscale_delay_s:g}, and before the end of the step",
             bool(ups) and up_s + rules.upscale_delay_s - _SLACK_S <= ups[0] <= down_s,
-            ", ".join(f"{at - up_s:.1f} s after it" for at in ups) or "never",
+            ", ".join(f"{at - up_s:.1f} s after the step" for at in ups) or "never",
         ),
         Finding(
-            f"shrank after downscale_delay_s {rules.downscale_delay_s:g} each, after the load",
+            f"shrank after the step, each time after downscale_delay_s {rules.downscale_delay_s:g}",
             bool(downs)
             and downs[0] > down_s
             and all(one >= rules.downscale_delay_s - _SLACK_S for one in waits),
-            ", ".join(f"{at - down_s:.1f} s after it" for at in downs) or "never",
+            ", ".join(f"{at - down_s:.1f} s after the end of the step" for at in downs) or "never",
         ),
         Finding(
-            "every decision has its reason",
+            "every decision has a reason",
             all(one.reason for one in changes),
             f"{len(changes)} decisions",
         ),
         Finding(
-            "workers came and went as wanted",
+            "the number of workers followed the decisions",
             _followed(timeline, pool),
             arrows(_ready(timeline, pool)) + " ready",
         ),
@@ -77,17 +76,18 @@ def verdict(
 
 
 def distinct(values: Sequence[int]) -> list[int]:
-    """Without repetitions of what came just before."""
+    """Removes values that equal the previous value."""
     return [value for index, value in enumerate(values) if not index or value != values[index - 1]]
 
 
 def turns(sizes: Sequence[int]) -> int:
-    """How often a pool that grew began to shrink, or the other way around."""
+    """Returns how often the direction of the size changed."""
     changes = [after - before for before, after in pairwise(sizes)]
     return sum(one * other < 0 for one, other in pairwise(changes))
 
 
 def arrows(sizes: Sequence[int]) -> str:
+    """Formats sizes as `1 → 2 → 1`."""
     return " → ".join(map(str, sizes))
 
 

@@ -1,5 +1,5 @@
-"""The systems under load, each started for its measurement and stopped after it. All have the same
-two cores.
+"""The systems to measure. Each system runs only during its measurement. All use the same two
+cores.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.loadtest.runner import Sender
 from kvrelay.loadtest.senders.http_sender import HttpSender
 
-_TIMEOUT_S = 300.0  # of a request
-# Greedy: vLLM 0.32 on a CPU dies of a request with a seed whose prompt takes more than one chunk.
+# Timeout of a request.
+_TIMEOUT_S = 300.0
+# Greedy, because vLLM 0.32 on a CPU crashes on a request with a seed and a prompt of more than one
+# chunk.
 _OPTIONS = {"temperature": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """The common settings of all systems."""
+
     model: str
-    config: Path | None  # kvrelay's
+    # Configuration of kvrelay.
+    config: Path | None
     vllm_python: Path | None
     logs: Path
     cores: tuple[int, int]
@@ -34,13 +39,14 @@ class Setup:
 
 @asynccontextmanager
 async def kvrelay(setup: Setup) -> AsyncIterator[Sender]:
-    """One prefill and one decode worker, what `kvrelay serve` runs."""
+    """Runs one prefill and one decode worker, as `kvrelay serve` does."""
     wanted: dict[str, object] = {
         **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": setup.model,
         "prefill.replicas": 1,
         "decode.replicas": 1,
-        "kv.prefix_cache": False,  # the same prompts come at each rate
+        # Each rate sends the same prompts.
+        "kv.prefix_cache": False,
     }
     async with (
         LocalCluster(load_config(setup.config, wanted), quiet=True) as cluster,
@@ -52,7 +58,7 @@ async def kvrelay(setup: Setup) -> AsyncIterator[Sender]:
 
 @asynccontextmanager
 async def vllm(setup: Setup) -> AsyncIterator[Sender]:
-    """One engine on both cores, prefill and decode in one batch."""
+    """Runs one vLLM engine on both cores, with prefill and decode in one batch."""
     assert setup.vllm_python is not None
     log = setup.logs / "vllm.log"
     async with (
@@ -65,7 +71,7 @@ async def vllm(setup: Setup) -> AsyncIterator[Sender]:
 
 @asynccontextmanager
 async def vllm_pair(setup: Setup) -> AsyncIterator[Sender]:
-    """A prefill and a decode server, a core each, KV over NIXL."""
+    """Runs a prefill and a decode server of vLLM on one core each. KV is sent over NIXL."""
     assert setup.vllm_python is not None
     transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     urls = []

@@ -1,5 +1,5 @@
-"""m200 with the bundled model's tokenizer, for tools that make prompts out of real words:
-`text_model.py FOLDER`.
+"""Writes m200 with the tokenizer of the bundled model, for tools that build prompts from real
+words: `text_model.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def main(folder: Path) -> None:
+    """Writes the model to `folder`."""
     demo = Path(resolve_model("demo"))
     words = LlamaConfig.from_pretrained(demo)
     shape = NAMED["m200"].to_dict()

@@ -1,4 +1,4 @@
-"""A load tool's Python environment: made, and run in."""
+"""Creates the Python environment of a load tool and runs the tool in it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from load_tools import LoadTool
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvrelay.process.child import bound_to_parent
 
-LOG = "log"  # in the folder of a run
-_LAST_WORDS = 15  # lines of the log that go with an error
+# Name of the log in the folder of a run.
+LOG = "log"
+# Lines of the log in an error message.
+_LAST_WORDS = 15
 _SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # Fewer threads and processes beside the cluster, which has the same cores.
+    # Few threads and processes, because the cluster runs on the same cores.
     "OMP_NUM_THREADS": "1",
     "GUIDELLM__MAX_WORKER_PROCESSES": "1",
 }
 
 
 def install(tool: LoadTool, cache: Path) -> Path:
-    """The Python of the tool's own environment under `cache`, made on first use. Raises Unavailable
-    if pip fails.
+    """Returns the Python of the tool's environment under `cache`. Creates the environment on first
+    use. Raises Unavailable if pip fails.
     """
     folder = cache / tool.name
     python = folder / "venv" / "bin" / "python"
     wanted = "\n".join(requirement for call in tool.requirements for requirement in call)
-    installed = folder / "installed.txt"  # written when all is there
+    # Written when the installation is complete.
+    installed = folder / "installed.txt"
     if not installed.exists() or installed.read_text() != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         calls = [("-m", "pip", "install", *call) for call in tool.requirements]
@@ -51,12 +54,14 @@ def install(tool: LoadTool, cache: Path) -> Path:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Empty: an earlier run's result must not pass for this one's. Raises InvalidArgument if it is
-    not one.
+    """Creates an empty folder, which replaces the folder of an earlier run. Raises InvalidArgument
+    if `path` is not the folder of a run.
     """
     if path.exists():
         if not (path / LOG).is_file():
-            raise InvalidArgument(f"{path} is there and not of an earlier run; give another --out")
+            raise InvalidArgument(
+                f"{path} exists and is not from an earlier run; use another --out"
+            )
         shutil.rmtree(path)
     path.mkdir(parents=True)
     (path / LOG).touch()
@@ -64,16 +69,18 @@ def fresh_folder(path: Path) -> Path:
 
 
 def version(tool: LoadTool, python: Path) -> str:
-    """Raises Unavailable if the tool is not there."""
+    """Returns the version of the tool. Raises Unavailable if the tool is not installed."""
     code = f"import importlib.metadata as m; print(m.version({tool.name!r}))"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if asked.returncode:
-        raise Unavailable(f"{python} has no {tool.name}")
+        raise Unavailable(f"{tool.name} is not installed in the environment of {python}")
     return asked.stdout.strip()
 
 
 async def run(command: list[str], log: Path, within_s: float) -> None:
-    """`log` takes what it prints. Raises Unavailable for a failure, DeadlineExceeded."""
+    """Runs a command with its output in `log`. Raises Unavailable if the command fails, and
+    DeadlineExceeded after `within_s`.
+    """
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *bound_to_parent(*command),
@@ -85,7 +92,9 @@ async def run(command: list[str], log: Path, within_s: float) -> None:
     try:
         code = await asyncio.wait_for(process.wait(), within_s)
     except TimeoutError:
-        raise DeadlineExceeded(f"{command[0]} has not ended after {within_s:g} s: {log}") from None
+        raise DeadlineExceeded(
+            f"{command[0]} did not end within {within_s:g} s; its log is {log}"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -96,4 +105,4 @@ async def run(command: list[str], log: Path, within_s: float) -> None:
 
 def _failure(what: str, log: Path) -> Unavailable:
     last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_WORDS:])
-    return Unavailable(f"{what} failed: {log}\n{last}")
+    return Unavailable(f"{what} failed; its log is {log}\n{last}")

@@ -1,5 +1,5 @@
-"""Sends requests to vLLM's prefill/decode pair: first to the one server, then, with what it says,
-to the other.
+"""Sends requests to a prefill/decode pair of vLLM: first to the prefill server, then, with the KV
+parameters of its answer, to the decode server.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ _ASK_FOR_KV: dict[str, Any] = {
 
 
 class VllmPairSender:
-    """Tokens, the first one too, come from the decode server, as in the proxy that vLLM shows for
+    """All tokens, including the first, come from the decode server, as in vLLM's example proxy for
     its NixlConnector.
     """
 
     def __init__(self, prefill: str, decode: str, timeout: float, **options: Any) -> None:
-        """prefill and decode: http://HOST:PORT. `options` go into the body of every request."""
+        """prefill and decode: http://HOST:PORT. `options` are added to the body of every
+        request.
+        """
         self._prefill = HttpSender(prefill, timeout, **options)
         self._decode = HttpSender(decode, timeout, **options)
 
     async def models(self) -> None:
+        """Queries both servers. Raises KvRelayError."""
         await self._prefill.models()
         await self._decode.models()
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
+        """Sends the request and returns its row; failures are rows too."""
         watch = Stopwatch(start, request.at)
         first = {
             "max_tokens": 1,
@@ -50,7 +54,8 @@ class VllmPairSender:
             where = prefilled.get("kv_transfer_params")
             if where is None:
                 raise Internal(
-                    "the prefill server says of no KV; it runs without --kv-transfer-config"
+                    "the prefill server returned no kv_transfer_params; start it with "
+                    "--kv-transfer-config"
                 )
             return await self._decode.stream(request, watch, {"kv_transfer_params": where})
         except KvRelayError as error:

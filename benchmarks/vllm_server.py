@@ -14,7 +14,8 @@ from kvrelay.errors import DeadlineExceeded, KvRelayError, Unavailable
 from kvrelay.loadtest.senders.http_sender import HttpSender
 from kvrelay.process.child import bound_to_parent
 
-_READY_WITHIN_S = 900.0  # it compiles its model first
+# Long, because vLLM compiles the model first.
+_READY_WITHIN_S = 900.0
 _POLL_S = 0.5
 _END_WITHIN_S = 30.0
 
@@ -23,9 +24,10 @@ _END_WITHIN_S = 30.0
 async def vllm_server(
     python: Path, model: str, cores: Sequence[int], log: Path, *arguments: str, **environment: str
 ) -> AsyncIterator[str]:
-    """The URL of a server that is ready, with a thread on each core; `log` takes what it prints.
+    """Starts a server with one thread on each core and its output in `log`. Yields its URL once it
+    is ready.
 
-    Raises Unavailable if it ends, DeadlineExceeded if it does not become ready.
+    Raises Unavailable if the server ends, and DeadlineExceeded if it does not become ready.
     """
     port = _free_port()
     listed = ",".join(map(str, cores))
@@ -87,10 +89,10 @@ async def _ready(url: str, process: asyncio.subprocess.Process, log: Path) -> No
             except KvRelayError as error:
                 if time.monotonic() > until:
                     raise DeadlineExceeded(
-                        f"vllm serve is not ready after {_READY_WITHIN_S:g} s: {log}"
+                        f"vllm serve was not ready within {_READY_WITHIN_S:g} s; its log is {log}"
                     ) from error
             await asyncio.sleep(_POLL_S)
-    raise Unavailable(f"vllm serve ended with {process.returncode}: {log}")
+    raise Unavailable(f"vllm serve ended with exit code {process.returncode}; its log is {log}")
 
 
 def _free_port() -> int:

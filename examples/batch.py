@@ -1,10 +1,10 @@
-"""A file of prompts to a file of answers, JSON Lines, so many at a time.
+"""Answers a file of prompts, AT_ONCE prompts at a time. Both files are JSON Lines.
 
     python examples/batch.py prompts.jsonl answers.jsonl
 
-Each line of the first is {"prompt": ..., and anything else that `generate` takes}. Answers are
-written as they are ready, with the number of their line, from 1; a line that fails says so in its
-place, and the others go on.
+Each line of the prompts is {"prompt": ..., and other arguments of `generate`}. Each answer is
+written when it is ready, with the number of its line, from 1. A request that fails produces a line
+with its error; the other requests continue.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ AT_ONCE = 16
 
 
 async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
+    """Answers numbered lines and writes the answers to `out`."""
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
         await client.wait_ready()
 
         async def work() -> None:
-            for number, line in lines:  # shared: each takes the next
+            # The tasks share the iterator, so each task takes the next line.
+            for number, line in lines:
                 try:
                     answer = await client.generate(**json.loads(line))
                     row = {
@@ -37,7 +39,8 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
                 except (kvrelay.KvRelayError, ValueError, TypeError) as error:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
                 out.write(json.dumps(row) + "\n")
-                out.flush()  # what is answered stays, whatever happens
+                # Keeps finished answers if the program is killed.
+                out.flush()
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):

@@ -1,7 +1,7 @@
-"""A conversation: each line from stdin is a message, an empty one or Ctrl-D ends.
+"""Runs a conversation. Each line from stdin is a message; an empty line or Ctrl-D ends the program.
 
-The model needs a chat template. Turns share their beginning, so most of a later prompt comes from
-the prefix cache.
+The model must have a chat template. The prompts of all turns share a prefix, so the prefix cache
+holds most tokens of the later prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deadlines, cancellation and errors, each of a type of its own."""
+"""Shows deadlines, cancellation and typed errors."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ def main() -> None:
 
         stream = client.generate("A story:", max_tokens=4000, ignore_eos=True)
         print("first piece:", repr(next(stream).text))
-        stream.cancel()  # frees its place on the workers
+        # Frees the batch slot and the blocks of the request.
+        stream.cancel()
         try:
             next(stream)
         except kvrelay.Cancelled as error:
             print("cancelled:", error)
 
     try:
-        with kvrelay.Client("127.0.0.1:1", retry=policy) as nobody:
-            nobody.models(timeout=2.0)
+        with kvrelay.Client("127.0.0.1:1", retry=policy) as unreachable:
+            unreachable.models(timeout=2.0)
     except kvrelay.Unavailable as error:
-        print("nobody there:", error)
-    except kvrelay.KvRelayError as error:  # the root of the tree: whatever else there may be
+        print("unreachable:", error)
+    except kvrelay.KvRelayError as error:
+        # The base class of all errors.
         print(type(error).__name__, error)
 
 

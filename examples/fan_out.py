@@ -1,4 +1,4 @@
-"""Ask 100 questions at once over one connection, with asyncio."""
+"""Sends 100 requests at once over one connection, with asyncio."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def main() -> None:
         f"tokens/s"
     )
     print(
-        f"time to first token: median {firsts[len(firsts) // 2] * 1000:.0f} ms, most "
+        f"time to first token: median {firsts[len(firsts) // 2] * 1000:.0f} ms, maximum "
         f"{firsts[-1] * 1000:.0f} ms"
     )
 

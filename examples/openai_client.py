@@ -1,4 +1,4 @@
-"""The `openai` package against kvrelay: only the base URL is another.
+"""Uses the `openai` package with kvrelay. Only the base URL changes.
 
 pip install openai
 """

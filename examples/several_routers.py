@@ -1,11 +1,11 @@
-"""One answer over several routers: when one goes away in its midst, the next goes on from the same
-token.
+"""Reads an answer over several routers. If a router ends during an answer, the next router
+continues the answer at the same token.
 
     KVRELAY_TARGETS=10.0.0.1:50051,10.0.0.2:50051 python examples/several_routers.py
 
-Nothing has to be done for it but to name them. An answer that must outlive this process as well
-keeps its seed and its token ids, and gives them back as `seed` and `resume`; that is what the
-second half shows.
+The client only needs the addresses of the routers. To continue an answer after the end of the
+client process, store its seed and its token ids, and pass them as `seed` and `resume`. The second
+half of the program shows this.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ def main() -> None:
             for token in stream.tokens():
                 saved.append(token.token_id)
                 if len(saved) == 10:
-                    break  # as if the process ended here; leaving the stream cancels the request
+                    # Simulates the end of the process. Leaving the stream cancels the request.
+                    break
         rest = client.generate(PROMPT, max_tokens=24, seed=SEED, resume=saved).result()
     same = (*saved, *rest.token_ids) == whole.token_ids
-    print(f"resumed after {len(saved)} tokens: {'the same answer' if same else 'ANOTHER ANSWER'}")
+    print(
+        f"resumed after {len(saved)} tokens: {'the same answer' if same else 'A DIFFERENT ANSWER'}"
+    )
 
 
 if __name__ == "__main__":

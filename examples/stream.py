@@ -1,4 +1,4 @@
-"""Print an answer as it comes.
+"""Prints an answer as it arrives.
 
 python examples/stream.py "Once upon a time"
 """
@@ -17,7 +17,8 @@ def main(prompt: str) -> None:
         with client.generate(prompt, max_tokens=40, temperature=0.0) as stream:
             for event in stream:
                 print(event.text, end="", flush=True)
-            answer = stream.result()  # all of it is here already
+            # Returns at once, because the stream has ended.
+            answer = stream.result()
     print(
         f"\n\n{answer.finish_reason} after {answer.usage.completion_tokens} tokens, "
         f"{answer.path}: {answer.why}"

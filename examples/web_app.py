@@ -1,11 +1,12 @@
-"""kvrelay inside a web application: one client for the app's life, each answer streamed to its
-browser.
+"""Uses kvrelay in a web application. All requests share one client, and each answer is streamed to
+the browser.
 
     pip install starlette uvicorn
     uvicorn --app-dir examples web_app:app --port 8080
     curl -N "http://127.0.0.1:8080/story?about=a+fox"
 
-A browser that leaves cancels its request. The same works in FastAPI, which is built on Starlette.
+A browser that disconnects cancels its request. The same code works in FastAPI, which is built on
+Starlette.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def story(request: Request) -> Response:
         f"Once upon a time there was {about}.", max_tokens=32, timeout=30.0
     )
     try:
-        # An error that comes before any text still has a status of its own
+        # An error before the first text can still set the HTTP status.
         first = await anext(stream)
     except kvrelay.KvRelayError as error:
         return JSONResponse({"error": error.message}, status_code=error.code.http_status)

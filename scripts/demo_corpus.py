@@ -1,8 +1,8 @@
-"""Documents that the demo model learns from: stories, conversations about them, small talk, facts,
-sums.
+"""Generates the training documents of the demo model: stories, conversations about them, small
+talk, facts and sums.
 
-A document is text with the tokenizer's markers in it: <s> begins it, </s> ends a story or a turn of
-a conversation.
+A document is text with the markers of the tokenizer: <s> begins a document, and </s> ends a story
+or a turn of a conversation.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ LINE_END = "\n"
 
 
 def documents(seed: int, split: str) -> Iterator[str]:
-    """Documents without end. Each has a random state of its own, so two splits share documents by
-    chance only.
+    """Yields documents without end. Each document has its own random state, so two splits share
+    documents by chance only.
     """
     for index in count():
         yield document(Random(f"{seed}/{split}/{index}"))
 
 
 def sample(seed: int, split: str, size: int) -> list[str]:
+    """Returns the first `size` documents of a split."""
     return list(islice(documents(seed, split), size))
 
 
 def document(rng: Random) -> str:
+    """Returns one document of a random kind."""
     kinds: tuple[Callable[[Random], str], ...] = (
         _tale,
         _about_a_story,
@@ -60,8 +62,8 @@ def document(rng: Random) -> str:
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
-    """What the chat template makes of the turns; sometimes the first one as plain text, as when
-    asked without it.
+    """Formats the turns as the chat template does. Sometimes returns only the first turn, as plain
+    text without the template.
     """
     if rng.random() < 0.2:
         asked, answer = turns[0]
@@ -79,7 +81,7 @@ def _tale(rng: Random) -> str:
 
 
 def _about_a_story(rng: Random) -> str:
-    """A story, then a few questions about it, the first one in the same turn."""
+    """A story and a few questions about it. The first question is in the same turn as the story."""
     told = story(rng)
     first, *others = _questions(rng, told, rng.randint(1, 4))
     frame = rng.choice(
@@ -97,7 +99,7 @@ def _about_a_story(rng: Random) -> str:
 
 
 def _storytelling(rng: Random) -> str:
-    """The user wishes for a story, and may ask about it."""
+    """The user asks for a story and may ask questions about it."""
     wish = rng.choice(("any", "kind", "name", "topic"))
     kind = rng.choice(ANIMALS) if wish in ("kind", "name") else None
     hero = any_name(rng) if wish == "name" else None
@@ -125,7 +127,7 @@ def _storytelling(rng: Random) -> str:
 
 
 def _talk(rng: Random) -> str:
-    """A conversation about this and that."""
+    """A conversation about various topics."""
     sources = (talk, fact, arithmetic, unknown, colored_thing)
     pairs = [
         rng.choices(sources, weights=(25, 25, 35, 8, 7))[0](rng) for _ in range(rng.randint(1, 5))
@@ -138,7 +140,7 @@ def _talk(rng: Random) -> str:
 
 
 def _plain(rng: Random) -> str:
-    """Facts and sums as running text."""
+    """Facts and sums as plain text."""
     sentences = [
         rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))
     ]
@@ -146,7 +148,7 @@ def _plain(rng: Random) -> str:
 
 
 def _collection(rng: Random) -> str:
-    """A long document: several stories of different heroes, then questions about any of them."""
+    """A long document: several stories with different heroes, then questions about some of them."""
     tales: list[Story] = []
     avoid: set[str] = set()
     for _ in range(rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 10, 24))):
@@ -164,7 +166,7 @@ def _questions(rng: Random, told: Story, number: int) -> list[Pair]:
 
 
 def _named_question(rng: Random, told: Story) -> Pair:
-    """A question that says by a name which story it means."""
+    """A question that identifies its story by a name."""
     return rng.choice(
         [pair for pair in told.answers if told.hero in pair[0] or told.friend in pair[0]]
     )

@@ -1,4 +1,4 @@
-"""How well a model predicts documents that it has not seen, and how well mere counting would."""
+"""Measures how well a model and n-gram models predict held-out documents."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 @torch.inference_mode()
 def perplexity(model: LlamaForCausalLM, documents: list[list[int]]) -> float:
-    """exp(mean negative log likelihood per token); each document is read by itself, its first token
-    is given.
+    """Returns exp(mean negative log likelihood per token). Each document is evaluated
+    separately; its first token is given.
     """
     model.eval()
     loss, count = 0.0, 0
@@ -26,8 +26,8 @@ def perplexity(model: LlamaForCausalLM, documents: list[list[int]]) -> float:
 def ngram_perplexities(
     train: list[list[int]], held_out: list[list[int]], vocab_size: int
 ) -> tuple[float, float]:
-    """Add-one unigram perplexity, and bigram perplexity that backs off to it with the weight of one
-    count.
+    """Returns the perplexity of an add-one unigram model, and of a bigram model that backs off
+    to the unigram model with the weight of one count.
     """
     unigram = torch.ones(vocab_size, dtype=torch.float64)
     bigram = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
@@ -49,12 +49,12 @@ def ngram_perplexities(
 def right_answers(
     model: LlamaForCausalLM, documents: list[list[int]], assistant: int, eos: int
 ) -> tuple[int, int]:
-    """(right, asked) over the conversations among `documents`: is the greedy first answer the
-    document's own?
+    """Returns (right, asked) over the conversations in `documents`. A conversation counts as right
+    if the greedy first answer equals the answer of the document.
 
-    One pass tells: a greedy answer is the document's if and only if each of its tokens is the
-    likeliest after those before it. `assistant` is the token that begins an answer, `eos` the one
-    that ends it.
+    One forward pass is enough: the answers are equal if and only if each token of the document's
+    answer is the most likely token at its position. assistant: the token that begins an answer.
+    eos: the token that ends it.
     """
     model.eval()
     right = asked = 0

@@ -1,9 +1,9 @@
-"""What may happen in a story: for each plot its props, its sentences in order (each with variants)
-and its questions.
+"""The plots of the stories. Each plot has props, an ordered list of sentences with variants, and
+questions.
 
-In braces: the hero ({hero}, {he}, {him}, {his}), the friend ({friend}, {fhe}, {fhim}, {fhis}), the
-kinds of the two ({kind}, {fkind}), a {color}, numbers ({total} = {given} + {left}), and the plot's
-own props.
+Placeholders: the hero ({hero}, {he}, {him}, {his}), the friend ({friend}, {fhe}, {fhim}, {fhis}),
+the kinds of the two ({kind}, {fkind}), a {color}, numbers ({total} = {given} + {left}), and the
+plot's own props.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ WEATHER = (
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    topic: str  # fits after "a story about"
+    """One plot."""
+
+    # Completes the phrase "a story about".
+    topic: str
     summary: str
     props: Mapping[str, tuple[str, ...]]
     sentences: tuple[tuple[str, ...], ...]

@@ -1,5 +1,5 @@
-"""A grammar of small stories. A story keeps its cast, places and things to the end, and can be
-asked about them.
+"""A grammar of short stories. The characters, places and things of a story stay the same, and the
+grammar has questions about them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,11 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Story:
+    """A story with questions about it."""
+
     text: str
-    answers: tuple[tuple[str, str], ...]  # (question, answer)
+    # (question, answer)
+    answers: tuple[tuple[str, str], ...]
     kind: str
     hero: str
     friend: str
@@ -90,8 +93,8 @@ class Story:
 def story(
     rng: Random, *, kind: str | None = None, hero: str | None = None, avoid: Collection[str] = ()
 ) -> Story:
-    """A story about a `kind` named `hero` where they are given, with none of the names in
-    `avoid`.
+    """Returns a story without the names in `avoid`. kind, hero: kind and name of the hero;
+    random if None.
     """
     plot = rng.choice(PLOTS)
     fields = _cast(rng, kind, hero, avoid) | _props(rng, plot)

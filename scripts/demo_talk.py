@@ -16,7 +16,7 @@ ABILITY = (
 )
 UNKNOWN = "I do not know that. I am a small demo model. Ask me for a story, or what 3 plus 4 is."
 
-# Ways to ask, and the answer to all of them.
+# (variants of a question, answer)
 TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         (
@@ -317,8 +317,8 @@ def arithmetic(rng: Random) -> Pair:
 
 
 def any_name(rng: Random) -> str:
-    """Mostly a name of the stories; else one made of syllables, so that the model learns to copy
-    what it never saw.
+    """Returns a name from the stories, or a name built from syllables. The built names teach
+    the model to copy unknown words.
     """
     if rng.random() < 0.6:
         return rng.choice(NAMES)
@@ -326,7 +326,7 @@ def any_name(rng: Random) -> str:
 
 
 def as_typed(rng: Random, question: str) -> str:
-    """The question as somebody in a hurry, or from elsewhere, may type it."""
+    """Returns the question with a variant of spelling or punctuation that a user may type."""
     roll = rng.random()
     if roll < 0.1:
         return question.replace("color", "colour")
@@ -338,7 +338,7 @@ def as_typed(rng: Random, question: str) -> str:
 
 
 def introduction(rng: Random) -> tuple[Pair, Pair]:
-    """The user gives a name, and asks for it later."""
+    """The user gives a name and asks for it later."""
     name = any_name(rng)
     told = rng.choice(
         ("My name is {}.", "I am {}.", "Hello, my name is {}.", "Hi, I am {}.")

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE, so any text goes through it without loss, and a chat
+"""The tokenizer of the demo model: byte-level BPE, which encodes any text without loss, and a chat
 template.
 """
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 2048
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>")
 
-# A conversation is <s>, then for each turn its role, its text and </s>.
+# A conversation is <s>, followed by role, text and </s> for each turn.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ['system', 'user', "
     "'assistant'] %}{{ raise_exception('unknown role ' + message.role + '; use system, user or "
@@ -22,8 +22,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learns merges from `texts`. Digits stay apart, so that sums are seen digit by digit; <s> is
-    put in front.
+    """Trains the tokenizer on `texts`. Every digit is a separate token, so the model sees sums
+    digit by digit. The tokenizer adds <s> at the start.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -47,6 +47,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Wraps the tokenizer for transformers."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",

@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def map_links(markdown: str, document: str, page: str) -> str:
-    """`markdown` with links for the site.
+    """Returns `markdown` with links for the site.
 
     `document` is the path of the source in the repository, `page` the path below docs/.
     """
@@ -71,7 +71,7 @@ def map_links(markdown: str, document: str, page: str) -> str:
 
 
 def page_of(path: str) -> str | None:
-    """The page below docs/ for a path in the repository; None if there is none."""
+    """Returns the page below docs/ for a path in the repository; None if there is no page."""
     if path in PAGES:
         return PAGES[path]
     if PurePosixPath(path).is_relative_to(DOCS) and path.endswith(".md"):
@@ -80,7 +80,7 @@ def page_of(path: str) -> str | None:
 
 
 def parts_of(markdown: str) -> list[tuple[bool, str]]:
-    """(is fenced code, text) pairs that together are `markdown`."""
+    """Yields (is fenced code, text) pairs that together are `markdown`."""
     parts: list[tuple[bool, str]] = []
     lines: list[str] = []
     is_code = False

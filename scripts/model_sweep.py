@@ -1,8 +1,8 @@
-"""Whether kvrelay serves a transformers causal language model: it is made small, saved, loaded and
-compared.
+"""Checks whether kvrelay serves a transformers causal language model: builds a small model of the
+class, saves and loads it, and compares its answers.
 
-Each model is a real folder with a tokenizer, and is loaded as a worker and as a router load it. A
-served model gives the tokens of transformers' `generate`, on torch's operators and on the native
+Each model is a folder with a tokenizer, loaded as by a worker and as by a router. A served model
+generates the same tokens as transformers' `generate`, on torch's operators and on the native
 kernels.
 """
 
@@ -34,13 +34,14 @@ from kvrelay.types.requests import SamplingParams
 from router.frontend.model_card import ModelCard, ask_transformers
 
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-"""The classes of transformers' causal language models by the `model_type` of their configurations.
-"""
+"""The causal language model classes of transformers, by the `model_type` of their configuration."""
 
 NEW_TOKENS = 8
-PROMPT_LENGTHS = (3, 2 * WINDOW + 1, 37)  # tokens
-CHUNKS = (64, 7)  # tokens of a prompt in one step: all, and some
-# With the size of their blocks
+# Tokens.
+PROMPT_LENGTHS = (3, 2 * WINDOW + 1, 37)
+# Prompt tokens per step: the whole prompt, and a part.
+CHUNKS = (64, 7)
+# Kernels and their block size.
 KERNELS: dict[Literal["torch", "auto"], int] = {"torch": 4, "auto": 16}
 _KV_BYTES = 8 << 20
 _GREEDY = SamplingParams(temperature=0)
@@ -50,18 +51,20 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The result of one class."""
+
     model_type: str
     result: Literal["served", "refused", "bug"]
     reason: str = ""
 
 
 def verdict(model_type: str, folder: Path) -> Verdict:
-    """Writes the model to the folder, which is empty."""
+    """Checks one class. Writes the model to the empty folder."""
     try:
         build(model_type, folder)
     except (ModelRefused, AssertionError):
         raise
-    # - of a class that transformers cannot make; the loader says so
+    # transformers cannot create some classes. The loader refuses them.
     except Exception as error:  # noqa: BLE001
         write_unbuilt(model_type, folder, error)
     try:
@@ -75,8 +78,8 @@ def verdict(model_type: str, folder: Path) -> Verdict:
 
 
 def build(model_type: str, folder: Path) -> None:
-    """A checkpoint with weights from a fixed seed. Biases, norms and sinks are random, too, so that
-    each counts.
+    """Writes a checkpoint with weights from a fixed seed. Biases, norms and sinks are also
+    random, so that each of them affects the answers.
     """
     config = small_config(model_type)
     with torch.random.fork_rng():
@@ -91,12 +94,12 @@ def build(model_type: str, folder: Path) -> None:
 
 
 def write_unbuilt(model_type: str, folder: Path, error: Exception) -> None:
-    """A folder of the model's kind with its configuration, and weights that are none of its."""
+    """Writes the configuration of the class with unrelated weights."""
     for path in folder.iterdir():
         path.unlink()
     try:
         small_config(model_type).save_pretrained(folder)
-    # - there is no configuration of that kind to try the loader with
+    # Without a configuration, the loader cannot be tested.
     except Exception:  # noqa: BLE001
         raise error from None
     save_file(
@@ -108,7 +111,7 @@ def write_unbuilt(model_type: str, folder: Path, error: Exception) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One word for each id."""
+    """Writes a tokenizer with one word per id."""
     words = {f"w{id_}": id_ for id_ in range(VOCAB)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(
         str(folder / "tokenizer.json")
@@ -116,21 +119,21 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def short_reason(message: str, folder: Path) -> str:
-    """Without the folder, and without what differs from run to run."""
+    """Returns the message without the folder and without numbers that vary between runs."""
     text = re.sub(rf"{re.escape(str(folder))}[^:]*: ", "", message)
     return " ".join(re.sub(r"differ by [0-9.e+-]+ of", "differ in part of", text).split())[:240]
 
 
 def _differences(runner: ModelRunner, folder: Path) -> list[str]:
-    """Between what a runner, another with native kernels, and the router make of the folder, and
-    transformers.
+    """Returns the differences between transformers and kvrelay: the runner, a runner with native
+    kernels, and the router.
     """
     wrong: list[str] = []
     card = ModelCard.load(str(folder), ModelConfig(), ask_transformers)
     if (card.info.max_model_len, card.vocab_size) != (runner.max_model_len, runner.vocab_size):
         wrong.append(
-            f"the router believes {card.info.max_model_len} tokens of context, "
-            f"{card.vocab_size} in all"
+            f"the router reads a context of {card.info.max_model_len} tokens and a vocabulary of "
+            f"{card.vocab_size}"
         )
     if card.eos_token_ids != runner.eos_token_ids:
         wrong.append(f"the router ends answers at {sorted(card.eos_token_ids)}")
@@ -138,27 +141,28 @@ def _differences(runner: ModelRunner, folder: Path) -> list[str]:
     prompts = random_prompts()
     expected = generate(folder, prompts)
     if len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) < 2:
-        wrong.append("answers do not depend on the prompts, so they prove nothing")
+        wrong.append("the answers do not depend on the prompts, so the comparison is meaningless")
     native = ModelRunner.load(str(folder), block_size=KERNELS["auto"], kv_bytes=_KV_BYTES)
     for one in (runner, native):
         wrong += [
-            f"other tokens on {one.kernels} kernels, with {chunk} tokens of a prompt in a step"
+            f"different tokens on {one.kernels} kernels with {chunk} prompt tokens per step"
             for chunk in CHUNKS
             if answers(one, prompts, chunk) != expected
         ]
         if resumed(one, prompts, expected) != expected:
-            wrong.append(f"other tokens on {one.kernels} kernels after an answer went on elsewhere")
+            wrong.append(f"different tokens on {one.kernels} kernels after a failover")
         one.close()
     return wrong
 
 
 def random_prompts() -> Tokens:
+    """Returns a random prompt of each length."""
     draw = random.Random(0)
     return [[draw.randrange(2, VOCAB - 1) for _ in range(length)] for length in PROMPT_LENGTHS]
 
 
 def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> Tokens:
-    """By transformers' own code, and its plainest attention."""
+    """Generates the expected tokens with transformers and eager attention."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
     return [
@@ -175,8 +179,8 @@ def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> Tokens:
 def answers(
     runner: ModelRunner, prompts: Sequence[Sequence[int]], chunk: int, *, new: int = NEW_TOKENS
 ) -> Tokens:
-    """Of sequences that join one by one, in scattered blocks, with chunks beside each other's
-    decode steps.
+    """Generates tokens with a runner. The sequences join one by one, use scattered blocks, and
+    prefill in chunks while other sequences decode.
     """
     tokens = [list(prompt) for prompt in prompts]
     ends = [len(prompt) + new for prompt in prompts]
@@ -201,8 +205,8 @@ def answers(
 
 
 def resumed(runner: ModelRunner, prompts: Sequence[Sequence[int]], expected: Tokens) -> Tokens:
-    """As after a worker's death: the second half of each answer, from the prompt and the first
-    half.
+    """Generates the second half of each answer from the prompt and the first half, as after a
+    failover.
     """
     half = NEW_TOKENS // 2
     begun = [tokens[: len(prompt) + half] for prompt, tokens in zip(prompts, expected, strict=True)]
@@ -210,14 +214,14 @@ def resumed(runner: ModelRunner, prompts: Sequence[Sequence[int]], expected: Tok
 
 
 def sweep(model_types: Sequence[str]) -> list[Verdict]:
-    """In this process. What a model raises that is no refusal is a bug."""
+    """Checks the classes in this process. Any exception other than a refusal is a bug."""
     verdicts = []
     for model_type in model_types:
         with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 verdicts.append(verdict(model_type, Path(name)))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:  # noqa: BLE001 - every exception is reported
                 verdicts.append(
                     Verdict(model_type, "bug", f"{type(error).__name__}: {error!s:.300}")
                 )

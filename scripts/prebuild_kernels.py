@@ -1,7 +1,7 @@
 """Compiles the CPU kernels for each kind of x86 processor into a folder, for KVRELAY_KERNELS.
 
-Needs a C++ compiler, the kernels' sources and the package kvrelay.compiler, and nothing else, so
-that a change of other code does not compile them again in an image.
+Requires only a C++ compiler, the sources of the kernels and the package kvrelay.compiler. So an
+image build does not recompile the kernels after a change of other code.
 
 Usage: python scripts/prebuild_kernels.py DIR
 """
@@ -16,7 +16,7 @@ from kvrelay.compiler.compiled import build, find_compiler
 from kvrelay.compiler.prebuilt import PROCESSORS, library
 
 ROOT = Path(__file__).resolve().parents[1]
-# No worker waits for these, and the machine that builds an image may be slow.
+# Long, because no worker waits for the compilation and the build machine may be slow.
 TIMEOUT_S = 1800.0
 SOURCES = (ROOT / "kvrelay/engine/native/kernels", ROOT / "kv_transfer/kernels")
 

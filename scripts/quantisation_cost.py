@@ -1,13 +1,14 @@
-"""What int8 KV costs the bundled demo model: held-out perplexity, and greedy tokens that change.
+"""Measures the quality cost of int8 KV and int8 weights for the bundled demo model.
 
     python scripts/quantisation_cost.py [--documents N] [--answers N] [--json]
 
-The held-out documents are those of the model's card. The second halves of some of them are written
-anew, greedily, one at a time, by the model as it is. Then each variant is asked what it would have
-written: after each token of that answer (so that a difference counts once), and running free (so
-that one difference changes all that comes after).
+The results are held-out perplexity, teacher-forced top-1 agreement, and the share of equal greedy
+answers. The held-out documents are those of the model card. The baseline model completes some of
+them greedily from the middle, one at a time. Each variant is compared with these answers in two
+ways: teacher-forced, where a difference counts once, and free-running, where a difference changes
+all later tokens.
 
-The first row is the model as it is again, in other batches: what rounding alone changes.
+The first row is the baseline model in other batches, which shows the effect of rounding alone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.segment import Segment
 from kvrelay.models import resolve_model
 
-SEED = 0  # of the bundled model's training
+# Seed of the training of the bundled model.
+SEED = 0
 DOCUMENTS = 200
 ANSWERS = 64
-ANSWER_TOKENS = 64  # at most
-BATCH = 16  # answers that a variant writes at a time
+# Most tokens of an answer.
+ANSWER_TOKENS = 64
+# Answers that a variant generates at once.
+BATCH = 16
 KV_BYTES = 256 * 2**20
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -50,24 +54,27 @@ Tokens = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One variant against the first. Where an answer begins to differ is counted in tokens from its
-    start.
+    """One variant compared with the baseline. Positions are in tokens from the start of the
+    answer.
     """
 
     variant: str
     weight_bytes: int
     kv_bytes_per_token: float
     perplexity: float
-    same_tokens: int  # likeliest after the baseline's own tokens
+    # Teacher-forced top-1 agreement with the baseline.
+    same_tokens: int
     tokens: int
-    same_answers: int  # running free
+    # Equal free-running answers.
+    same_answers: int
     answers: int
-    median_first_difference: float | None  # of the answers that differ
+    # Over the answers that differ.
+    median_first_difference: float | None
 
 
 def perplexity(runner: ModelRunner, documents: Sequence[Tokens]) -> float:
-    """exp(mean negative log likelihood per token); each document is read by itself, its first token
-    is given.
+    """Returns exp(mean negative log likelihood per token). Each document is evaluated
+    separately; its first token is given.
     """
     loss, count = 0.0, 0
     for ids in documents:
@@ -84,7 +91,9 @@ def perplexity(runner: ModelRunner, documents: Sequence[Tokens]) -> float:
 def greedy(
     runner: ModelRunner, prompts: Sequence[Tokens], max_tokens: int, batch: int
 ) -> list[Tokens]:
-    """Each prompt's answer up to its end or `max_tokens` >= 1, written `batch` at a time."""
+    """Returns the greedy answer of each prompt, up to `max_tokens` >= 1. Generates `batch` at
+    once.
+    """
     answers: list[Tokens] = [[] for _ in prompts]
     longest = max(map(len, prompts)) + max_tokens
     for first in range(0, len(prompts), batch):
@@ -107,7 +116,7 @@ def greedy(
 
 
 def same_tokens(runner: ModelRunner, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> int:
-    """Tokens of the answers that are the likeliest after all before them."""
+    """Returns the number of answer tokens that are the most likely after all tokens before them."""
     same = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = prompt + answer[:-1]
@@ -122,8 +131,8 @@ def same_tokens(runner: ModelRunner, prompts: Sequence[Tokens], answers: Sequenc
 
 
 def first_difference(answer: Tokens, expected: Tokens) -> int | None:
-    """Index of the first token that differs, the shorter's length if it is a beginning of the
-    other.
+    """Returns the index of the first differing token; None for equal answers. If one answer is a
+    prefix of the other, the index is its length.
     """
     if answer == expected:
         return None
@@ -139,8 +148,8 @@ def costs(
     documents: Sequence[Tokens],
     prompts: Sequence[Tokens],
 ) -> Iterator[Cost]:
-    """One for each variant, {name: options of ModelRunner.load}; the first is what all are compared
-    with.
+    """Yields the cost of each variant. variants: name to options of ModelRunner.load; the first
+    variant is the baseline.
     """
     expected: list[Tokens] = []
     for name, options in variants.items():
@@ -164,14 +173,15 @@ def costs(
 
 
 def table(results: Sequence[Cost]) -> Table:
+    """Returns the results as a table."""
     view = Table()
     columns = (
         "",
         "weights, MB",
-        "KV, bytes a token",
+        "KV, bytes per token",
         "perplexity",
-        "same tokens",
-        "same answers",
+        "top-1 agreement",
+        "equal answers",
         "first difference",
     )
     for column in columns:
@@ -192,7 +202,7 @@ def table(results: Sequence[Cost]) -> Table:
 
 
 def _blocks(runner: ModelRunner, place: int, num_tokens: int) -> range:
-    """A block table for `num_tokens`, the one at `place` of tables of that size."""
+    """Returns the block table at index `place` among consecutive tables for `num_tokens` tokens."""
     size = runner.layout.blocks_for(num_tokens)
     return range(place * size, (place + 1) * size)
 
@@ -209,15 +219,15 @@ def _likeliest_after(runner: ModelRunner, segments: Sequence[Segment]) -> list[i
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--documents", type=int, default=DOCUMENTS, help="held-out documents that are read"
+        "--documents", type=int, default=DOCUMENTS, help="Number of held-out documents."
     )
     parser.add_argument(
         "--answers",
         type=int,
         default=ANSWERS,
-        help="of them, how many are written to their end anew",
+        help="Number of these documents that the variants complete.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument("--json", action="store_true", help="Print one JSON array.")
     options = parser.parse_args()
     if not 1 <= options.answers <= options.documents:
         parser.error("--answers must be at least 1 and at most --documents")

@@ -1,5 +1,5 @@
-"""A small configuration of any transformers causal language model, made from the default one by its
-fields' names.
+"""Builds a small configuration of any causal language model of transformers. Shrinks the default
+configuration by the names of its fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 VOCAB = 128
 MAX_LEN = 192
-WINDOW = 8  # tokens
+# Tokens.
+WINDOW = 8
 LAYERS = 4
 EOS = 1
 
@@ -87,7 +88,8 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"mamba_d_head|mamba_head_dim|linear_(key|value)_head_dim", 32),
     (r"state_size|ssm_state_size|mamba_d_state|mamba_d_ssm", 16),
 )
-_LARGEST = 64  # of a number that no rule knows and that is larger
+# Upper bound for numbers without a rule.
+_LARGEST = 64
 
 _ASSISTANT: dict[str, Any] = {
     "model_type": "gemma4_text",
@@ -106,7 +108,7 @@ _ASSISTANT: dict[str, Any] = {
     "sliding_window": WINDOW,
 }
 
-# What names do not tell: fields whose default is none or does not go with small sizes.
+# Fields without a rule whose default is missing or does not match small sizes.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -150,16 +152,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def small_config(model_type: str) -> PretrainedConfig:
-    """Raises what the class raises for a configuration that it does not take."""
+    """Returns the configuration. Raises the exception of the class if it rejects the values."""
     kind = CONFIG_MAPPING[model_type]
     return kind(**_small(kind, _defaults(model_type)))
 
 
 def _defaults(model_type: str) -> dict[str, Any]:
-    """Of a class whose own defaults it takes itself; otherwise of none of its fields."""
+    """Returns the default fields; empty if the class rejects its own defaults."""
     try:
         return dict(CONFIG_MAPPING[model_type]().to_dict())
-    except Exception:  # noqa: BLE001 - classes refuse in many ways
+    except Exception:  # noqa: BLE001 - classes raise different exceptions
         return {}
 
 
@@ -183,7 +185,8 @@ def _small(kind: type[PretrainedConfig], fields: dict[str, Any]) -> dict[str, An
     heads = {one: fields.get(one) for one in ("num_attention_heads", "num_key_value_heads")}
     if len(set(heads.values())) == 1 and "num_key_value_heads" in small:
         small["num_key_value_heads"] = small["num_attention_heads"]
-    if "qk_rope_head_dim" in small:  # of which the class makes the width of its heads
+    # The class computes the head size from this field.
+    if "qk_rope_head_dim" in small:
         small.pop("head_dim", None)
         small.pop("qk_head_dim", None)
     if fields.get("num_kv_shared_layers"):

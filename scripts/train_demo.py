@@ -1,10 +1,10 @@
-"""Trains the bundled `demo` model on text of its own grammar (`demo_corpus.py`) and writes a
-Hugging Face model folder.
+"""Trains the bundled `demo` model on generated text (`demo_corpus.py`) and writes a Hugging Face
+model folder.
 
     python scripts/train_demo.py --out DIR [--steps N] [--seed S] [--threads N]
 
 One thread on one CPU core takes less than half an hour. The same seed, steps and thread count on
-the same machine give the same bytes.
+the same machine produce the same bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-CONTEXT = 4096  # tokens
+# Tokens.
+CONTEXT = 4096
 TOKENIZER_DOCUMENTS = 4000
 HELD_OUT_DOCUMENTS = 200
-HELD_OUT_QUESTIONS = 400  # documents, of which about half begin with a question
-STORY_TOKENS = 100  # no conversation with a story in it is shorter
+# Documents. About half of them begin with a question.
+HELD_OUT_QUESTIONS = 400
+# Every conversation about a story is longer.
+STORY_TOKENS = 100
 PEAK_LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 100
 DEFAULT_STEPS = 4200
 REPORT_STEPS = 100
-BATCH_TOKENS = 1024  # padding included
-POOL_DOCUMENTS = 512  # sorted by length together, so that a batch needs little padding
-IGNORED = -100  # label of padding
+# Including padding.
+BATCH_TOKENS = 1024
+# Documents that are sorted by length together, so that batches need little padding.
+POOL_DOCUMENTS = 512
+# Label of padding.
+IGNORED = -100
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
+    """Returns the configuration of the demo model."""
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -58,10 +65,10 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
-    """Token ids, int64 [documents, longest], padded on the right, of fresh documents without end.
+    """Yields token ids, int64 [documents, longest], padded on the right, without end.
 
-    Whole documents, each seen once and by itself: a batch holds documents of about one length, in
-    random order.
+    Each document appears once, as a separate row. A batch contains documents of similar length. The
+    order of the batches is random.
     """
     stream = demo_corpus.documents(seed, "train")
     order = Random(seed)
@@ -83,7 +90,7 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the peak."""
+    """Returns the learning rate: a linear warm-up, then a cosine down to a tenth of the peak."""
     warm_up = min(WARM_UP_STEPS, max(1, steps // 10))
     if step < warm_up:
         return PEAK_LEARNING_RATE * (step + 1) / warm_up
@@ -92,6 +99,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
+    """Returns AdamW with weight decay for matrices only."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     gains = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
@@ -101,8 +109,8 @@ def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
 def train(
     model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, progress: Progress
 ) -> int:
-    """Trains in place, matrices in bfloat16 and sums in float32; returns the number of tokens
-    seen.
+    """Trains the model in place, with bfloat16 matrix products and float32 sums. Returns the
+    number of training tokens.
     """
     optimizer = optimizer_for(model)
     task = progress.add_task("training", total=steps, loss=float("nan"))
@@ -133,6 +141,7 @@ def train(
 
 
 def progress_bar() -> Progress:
+    """Returns a progress bar that shows the loss."""
     loss = TextColumn("loss {task.fields[loss]:.3f}")
     return Progress(
         TextColumn("{task.description}"),
@@ -144,7 +153,7 @@ def progress_bar() -> Progress:
 
 
 def run(out: Path, steps: int, seed: int, threads: int) -> Report:
-    """Trains tokenizer and model and writes the folder `out`."""
+    """Trains the tokenizer and the model, and writes the folder `out`."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
@@ -186,12 +195,13 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
 
 
 def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Returns the token ids of each text."""
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes what `AutoModelForCausalLM` and `AutoTokenizer` load: config, weights, tokenizer, chat
-    template.
+    """Writes the files that `AutoModelForCausalLM` and `AutoTokenizer` load: configuration,
+    weights, tokenizer and chat template.
     """
     config = model.config
     model.generation_config = GenerationConfig(
@@ -200,17 +210,21 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         pad_token_id=config.pad_token_id,
     )
     model.save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # written for the owner alone
+    # save_pretrained makes the file readable for its owner only.
+    (out / "model.safetensors").chmod(0o644)
     as_transformers(tokenizer).save_pretrained(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder to write; made if it does not exist"
+        "--out", type=Path, required=True, help="Output folder; created if it does not exist."
     )
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 950 tokens"
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        help="Number of optimiser steps, of about 950 tokens each.",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -218,7 +232,7 @@ def main() -> None:
     if options.steps < 1 or options.threads < 1:
         parser.error("--steps and --threads must be at least 1")
     if options.out.exists() and not options.out.is_dir():
-        parser.error(f"--out {options.out} is a file; name a folder")
+        parser.error(f"--out {options.out} is a file; give a folder")
     report = run(options.out, options.steps, options.seed, options.threads)
     print(
         f"held-out perplexity {report.perplexity:.3f} "

@@ -1,6 +1,6 @@
-"""Writes the reference pages that follow from the code: configuration, command line and errors.
+"""Writes the reference pages that are generated from the code: configuration, command line, errors.
 
-`make reference` runs it after a change of a configuration key, an option or an error. The
+Run `make reference` after a change of a configuration key, an option or an error. The
 descriptions of configuration keys are the comments above the keys in configs/default.yaml and
 configs/autoscaling/queue-depth.yaml.
 """
@@ -56,7 +56,7 @@ _KEY = re.compile(r"(?P<indent> *)(?P<dash>- )?(?P<key>[a-z_]+):")
 
 
 def comments(text: str) -> dict[str, str]:
-    """Dotted key -> the comment lines directly above it. Lines of examples are left out."""
+    """Returns, for each dotted key, the comment lines directly above it, without example lines."""
     found: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     block: list[str] = []
@@ -77,7 +77,7 @@ def comments(text: str) -> dict[str, str]:
 
 
 def describe(key: str, texts: Mapping[str, str]) -> str:
-    """The description of a key; LookupError names a key without one."""
+    """Returns the description of a key. Raises LookupError for a key without a description."""
     candidates = [key, key.replace("decode.", "prefill.", 1)]
     candidates += ["*" + key[match.start() :] for match in re.finditer(r"\.", key)]
     for candidate in candidates:
@@ -89,7 +89,7 @@ def describe(key: str, texts: Mapping[str, str]) -> str:
 def leaves(
     schema: Mapping[str, Any], root: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(dotted key, JSON schema) of every key below an object schema, in its order."""
+    """Yields (dotted key, JSON schema) of every key of an object schema, in its order."""
     for name, value in schema["properties"].items():
         key = f"{prefix}{name}"
         inner = nested_object(value, root)
@@ -100,7 +100,9 @@ def leaves(
 
 
 def nested_object(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The object schema that a value refers to, directly, in a list or beside null; else None."""
+    """Returns the object schema that a value refers to, directly, in a list or as an alternative to
+    null. Returns None if there is none.
+    """
     for option in (value, value.get("items", {}), *value.get("anyOf", ())):
         if reference := option.get("$ref"):
             found: Mapping[str, Any] = root["$defs"][reference.rsplit("/", 1)[1]]
@@ -109,7 +111,7 @@ def nested_object(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[
 
 
 def allowed(value: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """Type and bounds of a value in words."""
+    """Describes the type and the bounds of a value."""
     if options := value.get("anyOf"):
         return " or ".join(allowed(option, root) for option in options)
     if "$ref" in value:
@@ -135,7 +137,7 @@ def allowed(value: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def shown_default(value: Mapping[str, Any], key: str) -> str:
-    """The default as YAML; empty if the key is required."""
+    """Returns the default as YAML; empty if the key is required."""
     if "default" not in value:
         return "required"
     default = value["default"]
@@ -145,7 +147,7 @@ def shown_default(value: Mapping[str, Any], key: str) -> str:
 
 
 def key_table(model: type[Any], file: Path, sections: bool) -> str:
-    """Tables of all keys of a configuration model, one a section."""
+    """Returns a table of keys for each section of a configuration model."""
     schema = model.model_json_schema()
     texts = comments(file.read_text())
     lines: list[str] = []
@@ -208,7 +210,7 @@ its configured size.
 
 
 def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(command line words, command) of every command below a group."""
+    """Yields (command line words, command) of every command below a group."""
     for name, inner in command.commands.items():
         if hasattr(inner, "commands"):
             yield from commands(inner, (*path, name))
@@ -217,7 +219,7 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def options_table(words: tuple[str, ...], command: Any) -> list[str]:
-    """Tables of a command's arguments and options."""
+    """Returns the tables of the arguments and options of a command."""
     arguments, options = [], []
     for one in command.params:
         if one.hidden:
@@ -354,7 +356,7 @@ MEANINGS = {
 
 
 def pages() -> dict[str, str]:
-    """File name below docs/reference -> text."""
+    """Returns the text of each page by its file name below docs/reference."""
     return {
         "cli.md": cli_page(),
         "configuration.md": configuration_page(),

@@ -1,14 +1,13 @@
-"""Writes one example of each message that processes exchange, as the code of this tree serializes
-it.
+"""Writes one example of each message between processes, as the code of this tree serializes it.
 
-The examples of each release stay in tests/unit/wire/golden/RELEASE for as long as its processes may
-meet newer ones; those of `next` are of this tree. Run it after a change of a message, and see in
-the diff what changes on the wire:
+The examples of a release stay in tests/unit/wire/golden/RELEASE as long as its processes must work
+with newer ones. The examples in `next` belong to this tree. Run the script after a change of a
+message. The diff shows the changes on the wire.
 
     python scripts/write_wire_golden.py
 
-Files: descriptors.binpb (a FileDescriptorSet), messages.json (name to bytes), values.json (what the
-converters of kvrelay.wire make of them), registry.json (values in Redis).
+Files: descriptors.binpb (a FileDescriptorSet), messages.json (name to bytes), values.json (the
+messages as converted by kvrelay.wire), registry.json (values in Redis).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NEXT = "next"
 REGISTRY = {
     kind.__name__: kind for kind in (WorkerInfo, RouterLoad, PendingWorker, ScalingDecision)
 }
-# Texts that the converters take only from a list.
+# Values of fields for which the converters accept only certain strings.
 WORDS = {
     "pool": "decode",
     "PoolStatus.name": "decode",
@@ -63,7 +62,7 @@ CONVERTERS = {
 
 
 def serialized(message: Message) -> bytes:
-    """As a sender writes it: the payload of a hand-off's blocks is the last field."""
+    """Serializes a message like a sender. The payload of hand-off blocks is the last field."""
     if message.DESCRIPTOR.name != "KvFrame" or message.WhichOneof("frame") != "blocks":
         return message.SerializeToString(deterministic=True)
     blocks = type(message.blocks)()
@@ -75,7 +74,7 @@ def serialized(message: Message) -> bytes:
 
 
 def descriptors() -> FileDescriptorSet:
-    """Of all .proto files, each after those that it imports."""
+    """Returns the descriptors of all .proto files. Imported files come first."""
     found = FileDescriptorSet()
     names: set[str] = set()
 
@@ -94,8 +93,8 @@ def descriptors() -> FileDescriptorSet:
 
 
 def messages() -> Iterator[tuple[str, Message]]:
-    """(name, example with all fields set); of a message with a oneof, one example for each of its
-    members.
+    """Yields (name, example with all fields set). A message with a oneof has one example per
+    member.
     """
     modules = sorted(
         one.name for one in iter_modules(kvrelay.v1.__path__) if one.name.endswith("_pb2")
@@ -118,6 +117,7 @@ def messages() -> Iterator[tuple[str, Message]]:
 
 
 def example(descriptor: Descriptor, member: FieldDescriptor | None = None) -> Message:
+    """Returns a message with all fields set, and `member` of its oneof."""
     message: Message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         oneof = field.containing_oneof
@@ -147,7 +147,7 @@ def _set(message: Message, field: FieldDescriptor) -> None:
 
 
 def _scalar(field: FieldDescriptor) -> Any:
-    """Not the default, and unlike that of other fields of the message."""
+    """Returns a value that differs from the default and from other fields of the message."""
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
             return field.number + 0.5
@@ -163,6 +163,7 @@ def _scalar(field: FieldDescriptor) -> Any:
 
 
 def values() -> dict[str, Any]:
+    """Returns the converted messages by name."""
     found = {}
     for name, message in messages():
         convert = CONVERTERS.get(name.partition(".")[0])
@@ -172,7 +173,7 @@ def values() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it, each dataclass with its name."""
+    """Converts a value to JSON types. A dataclass includes its name."""
     if is_dataclass(value) and not isinstance(value, type):
         members = {one.name: plain(getattr(value, one.name)) for one in fields(value)}
         return {"type": type(value).__name__} | members
@@ -184,11 +185,12 @@ def plain(value: Any) -> Any:
 
 
 def registry() -> dict[str, str]:
+    """Returns the encoded registry values by name."""
     return {name: encode(_filled(kind)) for name, kind in REGISTRY.items()}
 
 
 def _filled(kind: Any, prefix: str = "") -> Any:
-    """A value of the dataclass with all fields set, as far as the registry takes them."""
+    """Returns a dataclass value with all fields set that the registry stores."""
     hints = get_type_hints(kind)
     given: dict[str, Any] = {}
     for number, one in enumerate(fields(kind), 1):
@@ -214,6 +216,7 @@ def _filled(kind: Any, prefix: str = "") -> Any:
 
 
 def write(folder: Path) -> None:
+    """Writes all files to the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "descriptors.binpb").write_bytes(descriptors().SerializeToString(deterministic=True))
     hexadecimal = {name: serialized(one).hex() for name, one in messages()}

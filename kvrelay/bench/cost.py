@@ -99,7 +99,7 @@ def model_cost(path: str) -> ModelCost:
 
 
 def shape_cost(shape: str) -> ModelCost:
-    """Returns the cost of a model of which only the shape is known. Raises InvalidArgument like
+    """Returns the cost of a model that is given by its shape alone. Raises InvalidArgument like
     `model_cost`.
     """
     model = random_model(shape, "meta")

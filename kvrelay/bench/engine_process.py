@@ -44,7 +44,7 @@ def vllm_preload(python: str) -> str:
 
 
 class EngineProcess:
-    """Speaks the line protocol of `engines/loop.py`. Use as a context manager.
+    """Implements the line protocol of `engines/loop.py`. Use as a context manager.
 
     Every method raises Unavailable if the engine ended or failed, with the last line that the
     engine printed. Every method raises DeadlineExceeded if the engine does not answer.

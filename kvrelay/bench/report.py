@@ -1,4 +1,4 @@
-"""The results of the engines, beside the limits of the machine."""
+"""The results of the engines, compared with the limits of the machine."""
 
 from __future__ import annotations
 

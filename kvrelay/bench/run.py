@@ -27,7 +27,7 @@ from kvrelay.types.workers import POOLS, PoolName
 _KV_SLACK = 1.25
 
 Progress = Callable[[str, int], Callable[[], None]]
-"""(what, of how many) to a function that is called after each."""
+"""Called with a label and a total; returns a function to call after each unit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Models of which only the shape is known. Their random weights are made on the device."""
+"""Models that are given by their shape alone. Their random weights are created on the device."""
 
 from __future__ import annotations
 

@@ -23,18 +23,18 @@ def report_view(report: EngineReport) -> RenderableType:
     where = f"core {cores}" if report.device == "cpu" else f"host cores {cores}"
     head = [
         f"{report.model}: {report.weights} weights, "
-        f"{report.cost.weight_bytes(report.weights) / 1e9:.3f} GB a step",
+        f"{report.cost.weight_bytes(report.weights) / 1e9:.3f} GB read per step",
         f"{report.machine}, {where}; TFLOP/s: {rates}; memory: {limits.bandwidth / 1e9:.1f} GB/s",
         *(
             f"{name}: {facts['ready_seconds']:.1f} s from start to first token"
             for name, facts in report.engines.items()
         ),
     ]
-    title = f"prefill, in chunks of {report.chunk_tokens}"
+    title = f"prefill in chunks of {report.chunk_tokens} tokens"
     return Group(
         *head,
         _table(report, title, report.prefill),
-        _table(report, "decode, a step", report.decode),
+        _table(report, "decode, per step", report.decode),
         *_fits(report),
     )
 
@@ -51,8 +51,8 @@ def _table(report: EngineReport, title: str, results: Sequence[Measured]) -> Tab
         "limit",
         "bound",
         "share",
-        "of compute",
-        "of memory",
+        "compute share",
+        "memory share",
     ):
         table.add_column(
             column, justify="left" if column in ("", "bound") else "right", no_wrap=True
@@ -83,15 +83,15 @@ def _fits(report: EngineReport) -> list[str]:
         growth = prefill_growth(report.prefill, name)
         if growth is not None:
             lines.append(
-                f"{name}: a token of a prompt of 4096 takes {growth:.2f} times as long as "
-                f"one of 512"
+                f"{name}: the time per token of a 4096-token prompt is {growth:.2f} times that "
+                f"of a 512-token prompt"
             )
         fit = decode_fit(report.decode, name, report.cost)
         if fit is not None:
             lines.append(
                 f"{name}: a decode step takes {fit.step_seconds * 1e3:.2f} ms + "
-                f"{fit.sequence_seconds * 1e3:.3f} ms a "
-                f"sequence + {fit.kv_byte_seconds * 1e12:.1f} ms a GB of KV (R² {fit.r2:.4f})"
+                f"{fit.sequence_seconds * 1e3:.3f} ms per "
+                f"sequence + {fit.kv_byte_seconds * 1e12:.1f} ms per GB of KV (R² {fit.r2:.4f})"
             )
     return lines
 

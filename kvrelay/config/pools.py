@@ -116,6 +116,6 @@ class DecodeConfig(Section):
     kv: PoolKvConfig = PoolKvConfig()
     # Batch slots of one worker: sequences that are decoding, prefilling or reserved.
     max_batch: PositiveInt = 32
-    # Prompt tokens that one step prefills beside the batch.
+    # Prompt tokens that one step prefills in addition to the decode batch.
     chunk_tokens: PositiveInt = 256
     speculation: SpeculationConfig | None = None

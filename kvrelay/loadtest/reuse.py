@@ -78,7 +78,7 @@ def _computed(prompts: Mapping[int, Prompt], rows: Sequence[Row], block_tokens: 
     on.
     """
     seen: set[int] = set()
-    # When the first token of a prompt came, and the prompt's position.
+    # Time of the first token of a prompt, and the position of the prompt.
     computing: list[tuple[float, int]] = []
     total = 0
     for row in sorted(rows, key=lambda row: row.scheduled_s + row.late_s):

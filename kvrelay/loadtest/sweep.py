@@ -63,9 +63,9 @@ def _short(report: Report) -> tuple[str, ...]:
     if report.interrupted or lasted >= _LASTING * longest:
         return ()
     return (
-        f"requests came for {lasted:.3g} s, less than {_LASTING} times the largest objective of "
-        f"{longest:g} s: a queue that grows may not show yet. Give a --duration of at least "
-        f"{_LASTING * longest:g}",
+        f"the run sent requests for {lasted:.3g} s, less than {_LASTING} times the largest "
+        f"objective of {longest:g} s, so a growing queue may not be visible. Give a --duration of "
+        f"at least {_LASTING * longest:g}",
     )
 
 

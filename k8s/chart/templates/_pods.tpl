@@ -1,4 +1,7 @@
-{{/* A pod template of ours with the values' image and model. Takes a dict of root and template, which it changes. */}}
+{{/*
+Sets the image and the model of a pod template from the values. Takes a dict with root and template,
+and changes template.
+*/}}
 {{- define "kvrelay.settle" -}}
 {{- $values := .root.Values -}}
 {{- $spec := .template.spec -}}
@@ -21,7 +24,9 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The same for a pod that holds a worker of a pool. Takes pool as well. */}}
+{{/*
+Does the same for a worker pod and sets the resources of its pool. The dict also contains pool.
+*/}}
 {{- define "kvrelay.settleWorker" -}}
 {{- $pool := index .root.Values .pool -}}
 {{- $_ := set (first .template.spec.containers) "resources" $pool.resources -}}

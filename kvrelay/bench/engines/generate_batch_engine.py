@@ -69,7 +69,7 @@ class GenerateBatch:
 
     def decode(self, steps: int) -> float:
         """Returns the seconds for `steps` tokens of the sequence that begins last. All other
-        sequences decode beside it until it is done.
+        sequences decode in the same steps until it is done.
         """
         prompt_tokens = sum(map(len, self._batch))
         ahead = math.ceil(prompt_tokens / (self._step_tokens - len(self._batch))) + len(self._batch)
@@ -77,7 +77,7 @@ class GenerateBatch:
         last = max(results, key=lambda result: result.timestamps[0])
         began, ended = last.timestamps[0], last.timestamps[steps]
         assert all(result.timestamps[-1] >= ended for result in results), (
-            "a step is a token for each sequence"
+            "a step generates one token per sequence"
         )
         # The sequences grow, as they do in the other engines.
         grown = zip(self._batch, results, strict=True)

@@ -49,7 +49,7 @@ class Kvrelay:
         self._sample = SampleRequest
         self._greedy = SamplingParams(temperature=0, ignore_eos=True)
         self._chunk_tokens: int = settings["chunk_tokens"]
-        # For each sequence: its tokens, of which the last is not computed yet, and its blocks.
+        # For each sequence: its tokens and its blocks. The last token has no KV yet.
         self._batch: list[tuple[list[int], range]] = []
 
     def facts(self) -> dict[str, Any]:

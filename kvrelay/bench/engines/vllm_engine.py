@@ -75,7 +75,7 @@ class Vllm:
         started = time.perf_counter()
         for _ in range(steps):
             tokens = self._engine.step()
-            assert len(tokens) == len(self._open), "a step is a token for each sequence"
+            assert len(tokens) == len(self._open), "a step generates one token per sequence"
         return time.perf_counter() - started
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ async def measure_exposed(
         _working(runner, _Nowhere(), chunk_tokens) as alone,
     ):
         for tokens in prompts:
-            # A run that does not count: it connects, and records the steps.
+            # A warm-up run. It connects the sender and captures the graphs of the steps.
             for transport in transports:
                 await _prefill(worker, peer, rng, tokens, transport)
             without: list[float] = []
@@ -184,4 +184,4 @@ async def _prefill(
                 return _Row(prefill, handoff.exposed_seconds, handoff.bytes)
             case _:
                 raise Internal(f"a hand-off of the benchmark failed: {event}")
-    raise AssertionError("a session of ours ends when we do")
+    raise AssertionError("the session ended before the prefill")

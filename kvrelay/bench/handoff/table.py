@@ -29,7 +29,7 @@ def report_view(report: HandoffReport) -> RenderableType:
 
 def _rates(report: HandoffReport) -> Table:
     table = Table(title=f"hand-off of {report.model}'s KV", title_justify="left")
-    for column in ("transport", "MiB", "ms", "GB/s", "limit", "share", "digests cost"):
+    for column in ("transport", "MiB", "ms", "GB/s", "limit", "share", "digest overhead"):
         table.add_column(column, justify="left" if column in ("transport", "limit") else "right")
     for rate in report.rates:
         if rate.digests:
@@ -47,16 +47,17 @@ def _rates(report: HandoffReport) -> Table:
 
 def _exposed(report: HandoffReport) -> Table:
     table = Table(
-        title=f"beside the prefill, in chunks of {report.chunk_tokens}", title_justify="left"
+        title=f"hand-off during prefill, chunks of {report.chunk_tokens} tokens",
+        title_justify="left",
     )
     for column in (
         "transport",
         "tokens",
         "MiB",
         "prefill alone, ms",
-        "slowed by",
+        "slowdown",
         "exposed, ms",
-        "of prefill",
+        "share of prefill",
     ):
         table.add_column(column, justify="left" if column == "transport" else "right")
     for one in report.exposed:

@@ -1,4 +1,6 @@
-"""Workers without an engine. They speak the session protocol and emit tokens at a given pace."""
+"""Workers without an engine that implement the session protocol and emit tokens at a fixed
+pace.
+"""
 
 from __future__ import annotations
 

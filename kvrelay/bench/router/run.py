@@ -21,10 +21,10 @@ from kvrelay.percentiles import percentile
 from kvrelay.tokenizer.tokenizer import Tokenizer
 
 Endpoint = Literal["grpc", "http"]
-# Sequences of a decode worker, which has batch slots for twice as many.
+# Sequences per decode worker. The worker has twice as many batch slots.
 _BATCH = 32
 _PROMPT_TOKENS = 256
-# Tokens of a short prompt: enough for the prefill pool.
+# Tokens of a short prompt. The prompt is still long enough for the prefill pool.
 _SHORT = 80
 _OUTPUT_TOKENS = 512
 # Token ids of the bundled model, without special tokens.
@@ -231,7 +231,7 @@ def _a_word() -> tuple[int, bytes]:
         text = tokenizer.decode([token])
         if len(text) > _LETTERS and text.isascii() and text.strip().isalpha():
             return token, text.encode()
-    raise AssertionError("the bundled model has no words")
+    raise AssertionError("the vocabulary of the bundled model contains no words")
 
 
 async def _stream(number: int, client: Client, received: Received) -> None:

@@ -17,17 +17,17 @@ def report_view(report: RouterReport) -> RenderableType:
         f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core "
         f"{report.cores[1]}"
     )
-    table = Table(title="tokens through the router", title_justify="left")
+    table = Table(title="router throughput", title_justify="left")
     for column in (
         "endpoint",
         "streams",
         "offered/s",
         "delivered/s",
-        "per message",
-        "core used",
-        "tokens/s and core",
-        "adds p50, ms",
-        "p99, ms",
+        "tokens/message",
+        "core use",
+        "tokens/s per core",
+        "added p50, ms",
+        "added p99, ms",
     ):
         table.add_column(column, justify="left" if column == "endpoint" else "right")
     for one in report.cases:
@@ -43,8 +43,8 @@ def report_view(report: RouterReport) -> RenderableType:
             f"{one.latency_p99 * 1e3:.2f}",
         )
     memory = (
-        f"{growth.requests:,} requests at {growth.requests_per_second:,.0f} a second: "
+        f"{growth.requests:,} requests at {growth.requests_per_second:,.0f} requests/s: "
         f"{growth.half / _MIB:.1f} MiB resident after half of them, {growth.whole / _MIB:.1f} MiB "
-        f"after the last"
+        f"after all of them"
     )
     return Group(head, table, memory)

@@ -1,6 +1,6 @@
-// What stands on the page, from top to bottom.
+// The contents of the page, from top to bottom.
 
-// What the first token waited for
+// The parts of the time to first token
 
 function parts(run) {
   const told = Object.entries(run.parts).filter(([, found]) => Object.keys(found).length);
@@ -20,7 +20,7 @@ function parts(run) {
   });
   const names = Object.keys(told[0][1]);
   const grid = table(["phase", ...told.map(([name]) => name)], names.map((name) => [name.replaceAll("_", " "), ...told.map(([, found]) => ms((found[name] ?? 0) * 1000))]));
-  return card("What the first token waited for", "Mean of all requests, and of the tenth with the longest TTFT, by the ledger.", legend([[colour("send"), "client, network, emit"], [colour("queue"), "queues and reservations"], [colour("prefill"), "prefill"], [colour("decode"), "return"]]), ...bars, element("div", { style: "height:12px" }), grid);
+  return card("Time to first token by phase", "Means from the ledgers, over all requests and over the tenth with the longest TTFT.", legend([[colour("send"), "client, network, emit"], [colour("queue"), "queues and reservations"], [colour("prefill"), "prefill"], [colour("decode"), "return"]]), ...bars, element("div", { style: "height:12px" }), grid);
 }
 
 function paths(run) {
@@ -34,7 +34,7 @@ function paths(run) {
   const errors = run.errors.length
     ? table(["status", "requests", "first message"], run.errors.map((one) => [one.code, String(one.count), one.first]), [2])
     : element("p", { class: "sub", style: "margin:12px 0 0" }, "No errors.");
-  return card("Paths and errors", "How requests went, and why; n stands for a figure.", ...rows, element("div", { style: "height:10px" }), errors);
+  return card("Paths and errors", "Number of requests by path and reason. n stands for a number.", ...rows, element("div", { style: "height:10px" }), errors);
 }
 
 // Headline numbers
@@ -90,13 +90,13 @@ function reuse(run) {
   if (!found || !(found.unlimited > 0 || found.reported > 0)) return null;
   const rows = [
     ["reported", "the target, request by request", "prefill"], ["counters", "the target's own counters", "prefill"],
-    ["unlimited", `an unlimited cache, blocks of ${found.block_tokens}`, "queue"], ["computed", "likewise, only what was computed when a request was sent", "queue"],
+    ["unlimited", `an unlimited cache, blocks of ${found.block_tokens}`, "queue"], ["computed", "an unlimited cache, counting only blocks that were computed when the request was sent", "queue"],
   ].filter(([key]) => found[key] !== undefined).map(([key, text, paint]) => element("div", { style: "margin-top:10px" },
     element("p", { class: "sub", style: "margin:0 0 2px;font-size:12.5px" }, text),
     element("div", { class: "bar plain" },
       element("div", { class: "rail" }, element("div", { class: "track", style: "height:14px" }, element("div", { style: `width:${100 * found[key]}%;background:${colour(paint)}` }))),
       element("div", { class: "end" }, percent(found[key])))));
-  return card("Prefix reuse", "Share of the prompt tokens that came from a prefix cache, and that could have.", ...rows);
+  return card("Prefix reuse", "Share of the prompt tokens that came from a prefix cache, and the share that could have.", ...rows);
 }
 
 // The page
@@ -114,9 +114,9 @@ function header() {
   const first = RUNS[0];
   const what = DATA.sweep
     ? DATA.sweep.best
-      ? `Goodput ${number(DATA.sweep.best)} requests/s: the highest rate tried at which ${percent(DATA.sweep.attainment)} of the requests met every objective.`
-      : `At no rate tried did ${percent(DATA.sweep.attainment)} of the requests meet every objective.`
-    : RUNS.length > 1 ? `${RUNS[1].name} beside ${RUNS[0].name}` : first ? `${first.options.model ?? "A model"} at ${first.options.target ?? "a target"}` : "";
+      ? `Goodput ${number(DATA.sweep.best)} requests/s: the highest tested rate at which ${percent(DATA.sweep.attainment)} of the requests met every objective.`
+      : `No tested rate let ${percent(DATA.sweep.attainment)} of the requests meet every objective.`
+    : RUNS.length > 1 ? `${RUNS[1].name} compared with ${RUNS[0].name}` : first ? `${first.options.model ?? "A model"} at ${first.options.target ?? "a target"}` : "";
   const shown = ["target", "model", "rate", "concurrency", "trace", "time_scale", "length_scale", "prompt_tokens", "output_tokens", "seed"];
   const chips = RUNS.length === 1 && first ? shown.filter((key) => first.options[key] !== undefined && first.options[key] !== null).map((key) =>
     element("span", { class: "chip" }, `${key.replaceAll("_", " ")} `, element("b", {}, String(first.options[key])))) : [];
@@ -126,7 +126,7 @@ function header() {
     RUNS.length > 1 ? legend(RUNS.map((run, index) => [runColour(index), run.name])) : "",
     ...(DATA.sweep ? DATA.sweep.warnings : RUNS.flatMap((run) => run.warnings.map((one) => (RUNS.length > 1 ? `${run.name}: ${one}` : one))))
       .map((one) => element("div", { class: "banner" }, one)),
-    ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated and went local`)));
+    ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated but took the local path`)));
 }
 
 const spanOf = (run) => Math.max(run.duration, run.timeline?.samples.at(-1)?.at_s ?? 0) || 1;
@@ -136,12 +136,12 @@ const main = document.getElementById("main");
 if (DATA.sweep) main.append(...heading("Goodput against rate"), sweep());
 if (RUNS.length) {
   if (DATA.sweep) main.append(...heading(`At ${RUNS[0].name}`));
-  main.append(tiles(), ...heading("Latency", "Cumulative share above, histogram below. The first token and the gap to the second are told apart: the first does not wait for the hand-off."),
+  main.append(tiles(), ...heading("Latency", "Cumulative share above, histogram below. The first token does not wait for the hand-off; the gap to the second token contains it."),
     element("div", { class: "grid" }, ...Object.entries(DATA.latencies).filter(([name, found]) => found && name !== "late start" && name !== "TPOT").map(([name, found]) => latencyCard(name, found))),
     element("div", { style: "height:14px" }), latencyTable());
 }
 for (const run of RUNS) {
-  main.append(...heading(RUNS.length > 1 ? `Over time · ${run.name}` : "Over time", run.timeline ? "The cluster's own account, twice a second." : null),
+  main.append(...heading(RUNS.length > 1 ? `Over time · ${run.name}` : "Over time", run.timeline ? "As the cluster reports it, twice per second." : null),
     element("div", { class: "stack" }, story(run, spanOf(run))), element("div", { style: "height:14px" }),
     element("div", { class: "grid" }, ...details(run, spanOf(run))));
   const bars = gantt(run);

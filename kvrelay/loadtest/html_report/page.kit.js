@@ -1,14 +1,15 @@
 "use strict";
-// The data, and the parts that every plot is made of. Whatever came from a target is set as text, never as markup.
+// The data and the building blocks of every plot. Data from a target is always set as text, never
+// as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const NAMES = {
   TTFT: "Time to first token", "second token gap": "Gap to token 2", ITL: "Inter-token latency",
-  TPOT: "Time per output token", E2E: "End to end", "late start": "Generator's own lateness",
+  TPOT: "Time per output token", E2E: "End to end", "late start": "Lateness of the load generator",
 };
 const KINDS = {
-  send: "client, network", queue: "queue", first: "to the first token", prefill: "prefill", handoff: "hand-off", decode: "decode",
+  send: "client, network", queue: "queue", first: "until first token", prefill: "prefill", handoff: "hand-off", decode: "decode",
 };
 const PHASE_KIND = { "client and network": "send", prefill: "prefill", return: "decode", emit: "send" };
 const colour = (name) => `var(--${name})`;
@@ -36,7 +37,7 @@ function ms(value) {
   if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
   return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ms`;
 }
-// Of many values: as arguments of Math.max there may be too many. 0 for none.
+// The largest value, or 0. A long list exceeds the argument limit of Math.max.
 const most = (values) => values.reduce((high, value) => Math.max(high, value), 0);
 const number = (value) => (Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3)));
 const percent = (share) => `${(100 * share).toFixed(share > 0.9995 || share === 0 ? 0 : 1)} %`;
@@ -69,7 +70,7 @@ function scale(low, high, from, to, logarithmic = false) {
   return map;
 }
 
-// Hover text: rows of [colour or null, text], the first one strong
+// Hover text: rows of [colour or null, text]; the first row is bold
 
 const tip = document.getElementById("tip");
 
@@ -104,7 +105,7 @@ function chart(height, label, draw) {
     draw(svg, width, tall);
     holder.replaceChildren(svg);
   };
-  // In the next frame, since drawing changes the height of what is observed.
+  // Draws in the next frame, because drawing changes the height of the observed element.
   new ResizeObserver(([entry]) => requestAnimationFrame(() => redraw(Math.round(entry.contentRect.width)))).observe(holder);
   return holder;
 }

@@ -1,11 +1,11 @@
-// The plots.
+// The plots
 
-// Distributions: the cumulative share over the histogram, on one axis
+// Distributions: the cumulative share above the histogram, on one axis
 
 function latencyCard(name, found) {
   const slo = Math.min(...RUNS.map((run) => run.slos[{ TTFT: "ttft", TPOT: "tpot", E2E: "e2e" }[name]] ?? Infinity));
   const beyond = found.runs.map((run, index) => run.beyond
-    ? `${RUNS.length > 1 ? `${RUNS[index].name}: ` : ""}${percent(run.beyond / run.n)} beyond the axis, up to ${ms(run.cdf.at(-1))}` : "").filter(Boolean).join("; ");
+    ? `${RUNS.length > 1 ? `${RUNS[index].name}: ` : ""}${percent(run.beyond / run.n)} of the samples are beyond the axis, up to ${ms(run.cdf.at(-1))}` : "").filter(Boolean).join("; ");
   const plot = chart(262, `${NAMES[name]}: cumulative share and histogram`, (svg, width) => {
     const [left, right, top, middle, base] = [40, width - 10, 12, 150, 226];
     const x = scale(found.low, found.high, left, right, found.log);
@@ -60,7 +60,7 @@ function latencyCard(name, found) {
   return card(NAMES[name], sub, plot, beyond && element("p", { class: "sub", style: "margin:6px 0 0" }, beyond));
 }
 
-// Lines over time, with one crosshair for all of a group
+// Lines over time, with one crosshair for each group of plots
 
 function lines(group, title, series, span, marks, format) {
   const filled = series.filter((one) => one.points.length);
@@ -107,7 +107,7 @@ function lines(group, title, series, span, marks, format) {
   return card(title, null, legend(filled.map((one) => [one.colour, one.name, "line"])), plot);
 }
 
-// The rest of the cluster's account
+// The other measurements of the cluster
 
 function details(run, span) {
   const found = run.timeline;
@@ -157,8 +157,8 @@ function gantt(run) {
   const items = kinds.map((kind) => [colour(kind), KINDS[kind]]);
   if (tall >= 5) items.push(["var(--ink)", "first token", "tick"]);
   if (rows.some((one) => one.error)) items.push([colour("error"), "failed"]);
-  const which = run.gantt.step > 1 ? `One in ${run.gantt.step} of ${run.requests} requests, a line each.` : `${rows.length} requests, a line each.`;
-  return card("Requests by phase", `${which} A bar begins at the scheduled arrival; hand-off is what of it came after the end of prefill.`, legend(items), plot);
+  const which = run.gantt.step > 1 ? `One in ${run.gantt.step} of ${run.requests} requests, one line each.` : `${rows.length} requests, one line each.`;
+  return card("Requests by phase", `${which} A bar begins at the scheduled arrival. Hand-off is the part of the hand-off after the end of prefill.`, legend(items), plot);
 }
 
 function ganttTip(one) {
@@ -220,8 +220,8 @@ function sweep() {
   const pair = (name) => [{ name: "median", colour: colour("prefill"), points: stat(name, "median") }, { name: "p99", colour: colour("handoff"), points: stat(name, "p99") }];
   const limit = (metric) => (slos[metric] ? [[slos[metric], `SLO ${number(slos[metric])} ms`]] : []);
   return element("div", { class: "grid" },
-    panel("Requests within every objective", `At least ${percent(attainment)} are asked for.`, "", [{ name: "within every objective", colour: colour("decode"), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),
-    panel("Goodput", "Requests per second that met every objective; the dashed line is all that were offered.", "/s", [{ name: "goodput", colour: colour("decode"), points: of((one) => one.goodput) }, { name: "offered", colour: colour("queue"), points: of((one) => one.rate), dash: "4 4" }], { format: number }),
+    panel("Requests within every objective", `The target is at least ${percent(attainment)}.`, "", [{ name: "within every objective", colour: colour("decode"), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),
+    panel("Goodput", "Requests per second that met every objective. The dashed line is the offered rate.", "/s", [{ name: "goodput", colour: colour("decode"), points: of((one) => one.goodput) }, { name: "offered", colour: colour("queue"), points: of((one) => one.rate), dash: "4 4" }], { format: number }),
     panel("Time to first token", "Milliseconds.", " ms", pair("TTFT"), { format: number, limits: limit("ttft") }),
     panel("Time per output token", "Milliseconds.", " ms", pair("TPOT"), { format: number, limits: limit("tpot") }));
 }

@@ -132,7 +132,7 @@ def _paths(rows: Sequence[Row]) -> list[tuple[tuple[str, str], int]]:
     """Counts requests by path and reason. Numbers in a reason are masked, because they differ
     between requests.
     """
-    return Counter((row.path or "not told", _reason(row.why)) for row in rows).most_common(12)
+    return Counter((row.path or "not reported", _reason(row.why)) for row in rows).most_common(12)
 
 
 def _reason(why: str) -> str:

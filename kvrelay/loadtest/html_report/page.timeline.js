@@ -1,6 +1,7 @@
-// What came, what clients felt, what waited and how large the pools were: lanes over one axis of time.
+// Arrivals, client latencies, queues and pool sizes, as lanes over one time axis.
 
-const FLAG = 18;  // px between two numbers of decisions that do not overlap
+// px. The least distance at which the numbers of two decisions do not overlap.
+const FLAG = 18;
 
 function lane(title, tall, values, format, paint, options = {}) {
   return { title, tall, values, format, paint, ...options };
@@ -12,7 +13,7 @@ function stepLine(x, y, end, series) {
   return path(stepped(points));
 }
 
-// One line for each series; gaps, where a value is not known, stay open.
+// Draws one line for each series. The line has a gap where a value is unknown.
 function drawLines(series) {
   return (svg, x, y, base) => {
     for (const one of series) {
@@ -59,7 +60,7 @@ function lanesOf(run, span) {
   const of = (pick) => samples.map((one) => [one.at_s, pick(one)]);
   const pools = Object.keys(samples[0].pools);
   const each = (field, more = {}) => pools.map((pool) => ({ name: pool, colour: colour(pool), points: of((one) => one.pools[pool]?.[field] ?? 0), ...more }));
-  const wanted = each("desired", { dash: "2 3" }).map((one) => ({ ...one, name: `${one.name}, wanted` }));
+  const wanted = each("desired", { dash: "2 3" }).map((one) => ({ ...one, name: `${one.name}, desired` }));
   all.push(ofLines("Requests waiting", 76, [{ name: "router", colour: colour("router"), points: of((one) => one.waiting), fill: true }, ...each("waiting")], number, { whole: true }));
   all.push(ofLines("Workers", 64, [...each("workers"), ...wanted], number, { whole: true }));
   return all;
@@ -130,5 +131,5 @@ function story(run, span) {
   const reasons = marks.length
     ? table(["", "time", "pool", "workers", "reason"], marks.map((one, index) => [String(index + 1), seconds(one.at_s), one.pool, `${one.before} → ${one.after}`, one.reason]), [4])
     : run.timeline ? element("p", { class: "sub", style: "margin:8px 0 0" }, "No scaling decisions.") : null;
-  return card("Load, latencies, queues and pool sizes", run.timeline ? "Dashed: the size that is wanted. Numbers: scaling decisions, with their reasons below." : null, legend(items), plot, reasons && element("h3", { style: "margin:10px 0 4px" }, marks.length ? "Scaling decisions" : ""), reasons);
+  return card("Load, latencies, queues and pool sizes", run.timeline ? "Dashed lines: desired sizes. Numbers: scaling decisions, with their reasons below." : null, legend(items), plot, reasons && element("h3", { style: "margin:10px 0 4px" }, marks.length ? "Scaling decisions" : ""), reasons);
 }

@@ -17,7 +17,7 @@ def segments(row: Row) -> list[Segment]:
     and without gaps.
 
     The kinds are send (the client and the network), queue, prefill, handoff (the part after the end
-    of prefill) and decode. The first token is out at the end of prefill. Without a ledger, the
+    of prefill) and decode. The first token is sampled at the end of prefill. Without a ledger, the
     kinds are first (up to the first token) and decode.
     """
     if row.ttft_s is None or row.e2e_s is None:

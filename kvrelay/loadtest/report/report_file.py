@@ -118,7 +118,7 @@ def _options(found: object) -> Json:
     options = read(dict[str, Any], found)
     read(float | None, options.get("duration"))  # type: ignore[arg-type]
     if options.get("cut") is not None and read(Cut, options["cut"]).of_tokens < 1:
-        raise ValueError("cut: of no tokens")
+        raise ValueError("cut.of_tokens must be at least 1")
     return options
 
 

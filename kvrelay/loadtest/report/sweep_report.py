@@ -109,30 +109,30 @@ class Report:
         ttft = self.latencies()["TTFT"]
         if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
             found.append(
-                f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after "
-                "the scheduled arrival; that is in every latency here. Give it a core of its own, "
-                "or lower the rate"
+                f"the load generator was late: p99 {self.late_p99_s * 1000:.0f} ms after the "
+                "scheduled arrival. Every latency in this report includes the delay. Give the load "
+                "generator a core of its own, or lower the rate"
             )
         if self.interrupted:
             found.append(
-                f"interrupted: only the {len(self.rows)} requests that had ended are counted"
+                f"interrupted: the report contains only {len(self.rows)} finished requests"
             )
         cut = self.options.get("cut")
         if cut and cut["requests"]:
             found.append(
                 f"{cut['requests']} requests were cut to the model's context: "
-                f"{cut['tokens'] / cut['of_tokens']:.1%} of all the tokens asked for"
+                f"{cut['tokens'] / cut['of_tokens']:.1%} of all requested tokens were dropped"
             )
         if self.reuse is not None and self.reuse.prompt:
             shares = self.reuse.shares()
             if shares["reported"] > shares["unlimited"] + _SMALLER_BLOCKS_SHARE:
                 found.append(
-                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this "
-                    f"test itself explains {shares['unlimited']:.1%}: prompts were cached before "
-                    "the test; give another --seed"
+                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, but this "
+                    f"test explains only {shares['unlimited']:.1%}: prompts were cached before "
+                    "the test; use another --seed"
                 )
         if self.timeline is not None and self.timeline.missed:
-            found.append(f"the cluster's status did not come in time {self.timeline.missed} times")
+            found.append(f"the cluster's status timed out {self.timeline.missed} times")
         return tuple(found)
 
     @property

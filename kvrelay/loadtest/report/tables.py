@@ -70,11 +70,11 @@ def sweep_table(sweep: Sweep) -> RenderableType:
                 for name, one in cells
             ),
         )
-    asked = f"with at least {sweep.attainment:.0%} of the requests within every objective"
+    asked = f"at which at least {sweep.attainment:.0%} of the requests met every objective"
     if sweep.best_rate is None:
-        verdict = f"no rate {asked}; try lower ones"
+        verdict = f"goodput: there is no tested rate {asked}; try lower rates"
     else:
-        verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest rate tried {asked}"
+        verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest tested rate {asked}"
     warnings = [f"warning {one}" for one in sweep.warnings]
     return Group(table, verdict, *warnings)
 
@@ -82,13 +82,15 @@ def sweep_table(sweep: Sweep) -> RenderableType:
 def _reuse(reuse: Reuse) -> list[str]:
     """Formats the reuse that the target reports and the reuse that was possible."""
     shares = reuse.shares()
-    counters = f", its counters {shares['counters']:.1%}" if "counters" in shares else ""
+    counters = (
+        f"; {shares['counters']:.1%} by the target's counters" if "counters" in shares else ""
+    )
     return [
-        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each "
-        f"answer{counters}",
-        f"an unlimited cache of blocks of {reuse.block_tokens} would have had "
-        f"{shares['unlimited']:.1%}; {shares['computed']:.1%} had been computed when their request "
-        "was sent",
+        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, as reported with the "
+        f"answers{counters}",
+        f"possible reuse with an unlimited cache, blocks of {reuse.block_tokens} tokens: "
+        f"{shares['unlimited']:.1%}; counting only blocks that were computed when the request was "
+        f"sent: {shares['computed']:.1%}",
     ]
 
 
@@ -102,7 +104,10 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
     for name, rate in first.rates().items():
         if name in rates:
             table.add_row(
-                f"{name} per s", f"{rate:.2f}", f"{rates[name]:.2f}", _change(rate, rates[name])
+                f"{name} per second",
+                f"{rate:.2f}",
+                f"{rates[name]:.2f}",
+                _change(rate, rates[name]),
             )
     latencies = second.latencies()
     for name, before in first.latencies().items():
@@ -129,4 +134,5 @@ def _change(before: float, after: float) -> str:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name or '(not told)'} {count}" for name, count in counts.items()) or "none"
+    named = (f"{name or '(not reported)'} {count}" for name, count in counts.items())
+    return ", ".join(named) or "none"

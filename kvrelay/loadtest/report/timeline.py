@@ -58,7 +58,7 @@ class Sample:
 
     # Seconds after the start of the test.
     at_s: float
-    # Requests with workers, by the router's count.
+    # Requests with workers, as the router counts them.
     running: int
     # Requests without workers.
     waiting: int
@@ -94,7 +94,7 @@ class Watch:
         self._interval_s = interval_s
         self._start, self._unix_start = time.perf_counter(), time.time()
         self._samples: list[Sample] = []
-        # A dict, as a set that keeps its order.
+        # A dict serves as an ordered set.
         self._decisions: dict[ScalingDecision, None] = {}
         self._missed = 0
 

@@ -1,8 +1,9 @@
-// Attention of new tokens over paged KV, with a softmax that goes over some keys at a time (FlashAttention, Dao 2022).
+// Attention of new tokens over paged KV. The softmax is computed over some keys at a time
+// (FlashAttention, Dao 2022).
 //
-// Rows are the query heads of the new tokens that share one KV head; so many are taken at a time as a way of computing
-// has room for. A row's sums are made in the same order whatever else is in the batch and however the prompt was cut
-// into chunks, so its result is the same to the bit.
+// A row is a query head of a new token. Rows that share one KV head are computed together, as many
+// at a time as the implementation has room for. The order of additions in a row depends neither on
+// the rest of the batch nor on the chunks of the prompt, so the result is the same to the bit.
 #include <vector>
 
 #include "attention_by_tiles.h"
@@ -10,7 +11,7 @@
 
 namespace {
 
-// Memory for the rows of all KV heads.
+// Scratch memory for the rows of all KV heads.
 template <class Format>
 struct Scratch {
     Panels<Format> panels;
@@ -18,8 +19,8 @@ struct Scratch {
     Buffer<float> out;
 };
 
-// All heads meet a round of their keys, which lie side by side, before the next round: where there are few rows, as in
-// decoding, what counts is that KV is read once and in order.
+// All heads process a round of adjacent keys before the next round. With few rows, as in decoding,
+// the speed depends on reading the KV once and in order.
 template <class Rows, class Format>
 void attend_heads(const AttendCall& call, const Part& part, int64_t first_head, int64_t heads, int64_t first_row,
                   int64_t count, Scratch<Format>& scratch) {
@@ -68,7 +69,8 @@ template <class Way>
 void attend(const AttendCall& call) {
     using Format = typename Way::Format;
     const Batch& batch = *call.batch;
-    const int64_t shares = std::min<int64_t>(threads(), call.kv_heads);  // of the heads of a sequence
+    // The heads of a sequence are divided into this many shares.
+    const int64_t shares = std::min<int64_t>(threads(), call.kv_heads);
 #pragma omp parallel for collapse(2) schedule(dynamic) if (threads() > 1) num_threads(threads())
     for (int64_t p = 0; p < batch.num_parts; p++)
         for (int64_t share = 0; share < shares; share++) {
@@ -78,7 +80,7 @@ void attend(const AttendCall& call) {
             const int64_t first = call.kv_heads * share / shares, last = call.kv_heads * (share + 1) / shares;
             const int64_t rows = part.rows * call.group, heads = rows <= Way::MOST ? last - first : 1;
             scratch.panels.open(call, part, Way::WHOLE_PANELS);
-            // All rows of a head go over its keys while they are in the cache.
+            // All rows of a head process its keys while the keys are in the cache.
             for (int64_t head = first; head < last; head += heads)
                 for (int64_t row = 0; row < rows; row += Way::MOST) {
                     const int64_t count = std::min(Way::MOST, rows - row);

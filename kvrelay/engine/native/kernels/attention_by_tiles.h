@@ -1,4 +1,4 @@
-// Attention of up to 32 rows by a matrix unit: 128 keys at a time.
+// Attention of up to 32 rows with a matrix unit, 128 keys at a time.
 #pragma once
 
 #include "attention_rows.h"
@@ -54,9 +54,11 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     }
 
   private:
-    uint32_t* queries;  // as `to_tiles` makes them
+    // In the layout of `to_tiles`.
+    uint32_t* queries;
 
-    // A row's scores become weights relative to its largest score so far, and what it has summed follows that.
+    // Converts the scores of a row to weights relative to the largest score so far, and rescales
+    // the sums of the row.
     void weigh(int64_t r, f32x16 (&scores)[VECTORS], int64_t first_key, const Panel<Format>* panel,
                uint32_t (*weights)[2 * TILE_WORDS], int64_t v_columns) {
         const bool scaled = call.kv_dtype == INT8, hidden = !this->sees_all(r, first_key, KEYS);

@@ -1,4 +1,4 @@
-// Attention of up to twelve rows by vectors: 32 keys at a time.
+// Attention of up to twelve rows with vectors, 32 keys at a time.
 #pragma once
 
 #include "attention_rows.h"
@@ -28,7 +28,8 @@ class VectorRows : public AttentionRows<Format, R> {
         alignas(64) Value weights[R][PANEL];
         const f32x16 shrink = weigh(scores, first_key, panel, weights);
         for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
-            // Summed by themselves first: of two products in a sum, which one the compiler fuses would depend on R.
+            // The products are summed separately first. In a sum of two products, the compiler may
+            // fuse either product, and its choice would depend on R.
             f32x16(*kept)[2] = (f32x16(*)[2])(out + c * 2 * R);
             f32x16 sums[R][2] = {};
             for (int half = 0; half < 2; half++) {
@@ -42,9 +43,11 @@ class VectorRows : public AttentionRows<Format, R> {
     }
 
   private:
-    uint32_t* queries;  // [k_words][R] words
+    // [k_words][R] words.
+    uint32_t* queries;
 
-    // Scores become weights relative to each row's largest score so far. Returns the factor for what went before.
+    // Converts scores to weights relative to the largest score of each row so far. Returns the
+    // factors by which the earlier sums shrink.
     f32x16 weigh(f32x16 (&scores)[R][2], int64_t first_key, const Panel<Format>& panel, Value (&weights)[R][PANEL]) {
         const bool scaled = call.kv_dtype == INT8;
         bool hidden[R][2];

@@ -1,4 +1,4 @@
-// Rows of attention that are computed together: the query heads of new tokens that share one KV head.
+// Rows of attention that are computed together: query heads of new tokens that share one KV head.
 #pragma once
 
 #include <cmath>
@@ -6,15 +6,17 @@
 #include "panels.h"
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr float NEVER = -1e30f;  // score of a key that a query does not see; finite, so that differences stay numbers
+// Score of a key that a query does not see. Finite, so that differences of scores are numbers.
+constexpr float NEVER = -1e30f;
 
-// At most MOST rows of one KV head, and what the softmax has of them so far.
+// At most MOST rows of one KV head, and the state of their softmax.
 template <class Format, int MOST>
 class AttentionRows {
   public:
     using Value = typename Format::Value;
 
-    // Keys that some row sees: [first round's, last]. Rounds of KEYS begin at multiples of it in the sequence.
+    // The first and the last key that any row sees. The first key is rounded down to a multiple of
+    // KEYS in the sequence.
     template <int KEYS>
     int64_t first_key() const {
         return call.window ? std::max<int64_t>(0, position[0] - call.window + 1) / KEYS * KEYS : 0;
@@ -36,8 +38,10 @@ class AttentionRows {
   protected:
     const AttendCall& call;
     const int64_t count;
-    f32x16* out;            // [v_columns / 32][MOST][2], before the division by the total
-    const float sharpness;  // weights are 2^(sharpness · (score − largest score))
+    // [v_columns / 32][MOST][2], before the division by the total.
+    f32x16* out;
+    // Weights are 2^(sharpness · (score − largest score)).
+    const float sharpness;
     int64_t query_head[MOST], row[MOST], position[MOST];
     float most[MOST];
     f32x16 total[MOST];
@@ -76,7 +80,7 @@ class AttentionRows {
     f32x16 hide(int64_t r, f32x16 scores, int64_t first_key) const {
         i32x16 lanes;
         for (int i = 0; i < LANES; i++) lanes[i] = i;
-        // As far as it matters here, which fits: positions are counted from this key.
+        // Positions count from this key and are clamped to the vector, so they fit into 32 bits.
         const int32_t from = (int32_t)std::max<int64_t>(oldest(r) - first_key, 0);
         const int32_t to = (int32_t)std::clamp<int64_t>(position[r] - first_key, -1, LANES);
         return (lanes >= from) & (lanes <= to) ? scores : splat(NEVER);

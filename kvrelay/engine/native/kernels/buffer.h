@@ -1,4 +1,5 @@
-// Memory of a thread that grows when needed and is reused; aligned for vectors, contents undefined.
+// Reusable memory of one thread. It grows on demand, is aligned for vectors, and is not
+// initialised.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What a model does to each value by itself, with broadcasting, in float32 and rounded to the type of the result.
+// Elementwise operations with broadcasting, computed in float32 and rounded to the type of the
+// result.
 #include "kernels.h"
 #include "vectors.h"
 
@@ -13,7 +14,7 @@ inline f32x16 apply(f32x16 a, f32x16 b) {
     return a;
 }
 
-// Where one row of the innermost dimension begins and how far its values are apart.
+// The start of a row of the innermost dimension, and the stride of its values.
 template <class T>
 struct Row {
     T* at;

@@ -1,74 +1,102 @@
-// What each kernel is called with. `arguments.py` has the same structures; all fields are eight bytes wide.
+// The arguments of the kernels. `arguments.py` has the same structures. All fields have eight
+// bytes.
 #pragma once
 
 #include <cstdint>
 
 enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
-int threads();  // that a kernel may use
+// Number of threads that a kernel may use.
+int threads();
 
 struct LinearCall {
-    const void* x;              // [rows, in], rows x_stride values apart; for INT8 weights what kvrelay_quantize made
-    const void* weight;         // panels
-    const void* bias;           // [out] of the type of y, or null
-    void* y;                    // [rows, out]
-    const float* x_scale;       // [rows], INT8 only, as the two below
-    const float* weight_scale;  // [out, padded to whole panels]
-    const int32_t* zero_sum;    // [out, padded]
+    // [rows, in], with rows x_stride values apart. For INT8 weights, the output of
+    // kvrelay_quantize.
+    const void* x;
+    // Panels.
+    const void* weight;
+    // [out] of the type of y, or null.
+    const void* bias;
+    // [rows, out].
+    void* y;
+    // [rows]. For INT8 only, like the next two fields.
+    const float* x_scale;
+    // [out, padded to whole panels].
+    const float* weight_scale;
+    // [out, padded to whole panels].
+    const int32_t* zero_sum;
     int64_t rows, in, out, x_stride;
     int64_t weight_dtype, y_dtype;
 };
 
 struct QuantizeCall {
-    const void* x;  // [rows, columns], rows x_stride values apart
-    uint8_t* y;     // [rows, columns]: round(x / scale) + 128
-    float* scale;   // [rows]: max |x| / 127
+    // [rows, columns], with rows x_stride values apart.
+    const void* x;
+    // [rows, columns]: round(x / scale) + 128.
+    uint8_t* y;
+    // [rows]: max |x| / 127.
+    float* scale;
     int64_t rows, columns, x_stride;
     int64_t x_dtype;
 };
 
 struct RmsNormCall {
-    const void* x;       // [rows, columns], rows x_stride values apart
-    const void* weight;  // [columns]
-    void* y;             // [rows, columns]
+    // [rows, columns], with rows x_stride values apart.
+    const void* x;
+    // [columns].
+    const void* weight;
+    // [rows, columns].
+    void* y;
     int64_t rows, columns, x_stride;
     int64_t dtype;
     double epsilon;
-    double weight_offset;    // added to the weight
-    int64_t round_before;    // 1: to dtype before the weight is multiplied, 0: after
+    // Added to the weight.
+    double weight_offset;
+    // 1: rounds to dtype before the multiplication with the weight. 0: rounds after it.
+    int64_t round_before;
 };
 
 enum Operation : int64_t { COPY = 0, NEGATE = 1, ADD = 2, MULTIPLY = 3, SILU = 4 };
 
 struct ElementwiseCall {
     const void* a;
-    const void* b;  // of ADD and MULTIPLY
+    // Only for ADD and MULTIPLY.
+    const void* b;
     void* y;
     int64_t operation;
     int64_t a_dtype, b_dtype, y_dtype;
-    int64_t size[4];  // outermost first
-    int64_t a_stride[4], b_stride[4], y_stride[4];  // values
+    // The outermost dimension comes first.
+    int64_t size[4];
+    // In values.
+    int64_t a_stride[4], b_stride[4], y_stride[4];
 };
 
 struct Part {
-    int64_t row, rows;  // its new tokens in the batch
-    int64_t past;       // tokens before them
-    int64_t table;      // where its block table begins in Batch::tables
+    // The new tokens of the sequence in the batch.
+    int64_t row, rows;
+    // Number of tokens before the new tokens.
+    int64_t past;
+    // Index of the sequence's block table in Batch::tables.
+    int64_t table;
 };
 
 struct Batch {
     int64_t num_parts;
     const Part* parts;
-    const int32_t* tables;  // block numbers
+    // Block numbers.
+    const int32_t* tables;
 };
 
 enum Side : int64_t { KEYS = 0, VALUES = 1 };
 
 struct StoreCall {
     const Batch* batch;
-    const void* x;    // [rows, heads, dim], values of a head side by side
-    void* to;         // blocks, as panels.h says
-    uint16_t* scale;  // [blocks, heads, block_size] bfloat16, where `to` is INT8
+    // [rows, heads, dim]. The values of a head are contiguous.
+    const void* x;
+    // Blocks in the layout of panels.h.
+    void* to;
+    // [blocks, heads, block_size] bfloat16, if `to` is INT8.
+    uint16_t* scale;
     int64_t heads, dim, block_size, token_stride, head_stride;
     int64_t x_dtype, to_dtype;
     int64_t side;
@@ -76,17 +104,23 @@ struct StoreCall {
 
 struct AttendCall {
     const Batch* batch;
-    const void* q;  // [rows, kv_heads · group, k_dim], values of a head side by side
-    const void* k;  // blocks, as panels.h says
+    // [rows, kv_heads · group, k_dim]. The values of a head are contiguous.
+    const void* q;
+    // Blocks in the layout of panels.h, like v.
+    const void* k;
     const void* v;
     const uint16_t* k_scale;
     const uint16_t* v_scale;
-    const float* sinks;  // [kv_heads · group] or null
-    void* y;             // [rows, kv_heads · group, v_dim]
+    // [kv_heads · group] or null.
+    const float* sinks;
+    // [rows, kv_heads · group, v_dim].
+    void* y;
     int64_t kv_heads, group, k_dim, v_dim, block_size;
     int64_t q_token_stride, q_head_stride;
-    int64_t window;  // tokens, 0 for all
+    // Tokens; 0: unbounded.
+    int64_t window;
     int64_t dtype, kv_dtype;
     double scale;
-    double softcap;  // 0 for none
+    // 0: none.
+    double softcap;
 };

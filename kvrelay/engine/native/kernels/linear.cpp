@@ -5,9 +5,10 @@
 
 namespace {
 
-constexpr int AHEAD = 512;  // bytes
+// Distance of the prefetch in bytes.
+constexpr int AHEAD = 512;
 
-// Words of a tile's rows side by side, so that the inner loop reads them in order.
+// Interleaves the words of the rows, so that the inner loop reads them in order.
 void interleave(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, uint32_t* tile) {
     for (int64_t k = 0; k < words; k++)
         for (int64_t r = 0; r < rows; r++) *tile++ = x[r * row_stride + k];
@@ -25,7 +26,7 @@ f32x16 finish(const LinearCall& call, f32x16 sum, int64_t, int64_t column, int64
     return sum + bias_at<Out>(call, column, count);
 }
 
-// x was shifted by 128 to be unsigned; zero_sum is 128 · Σ w for each column.
+// x is shifted by 128 to be unsigned. zero_sum is 128 · Σ w for each column.
 template <class Out>
 f32x16 finish(const LinearCall& call, i32x16 sum, int64_t row, int64_t column, int64_t count) {
     i32x16 shift;
@@ -34,7 +35,7 @@ f32x16 finish(const LinearCall& call, i32x16 sum, int64_t row, int64_t column, i
     return exact * (load(call.weight_scale + column) * call.x_scale[row]) + bias_at<Out>(call, column, count);
 }
 
-// Rows [row, row + rows) of panel p.
+// Writes rows [row, row + rows) of panel p.
 template <class Format, class Out>
 inline void put_rows(const LinearCall& call, const typename Format::Sum (*sums)[2], int64_t row, int64_t rows, int64_t p) {
     for (int64_t r = 0; r < rows; r++)
@@ -52,7 +53,8 @@ void linear(const LinearCall& call) {
     const int64_t words = call.in / Format::PER_WORD, stride = call.x_stride / Format::PER_WORD;
     const int64_t panels = (call.out + PANEL - 1) / PANEL;
     const uint32_t* x = (const uint32_t*)call.x;
-    const bool in_place = call.rows <= 2;  // few rows are read in order as they lie
+    // Few rows are read in order without interleaving.
+    const bool in_place = call.rows <= 2;
     static thread_local Buffer<uint32_t> tiles;
     if (!in_place) {
         tiles.of(call.rows * words);
@@ -61,7 +63,8 @@ void linear(const LinearCall& call) {
                        tiles.data() + row * words);
     }
     const uint32_t* packed = tiles.data();
-    // Few rows: each thread reads a stretch of memory. Many: a thread that shares its core with another process does less.
+    // With few rows, each thread reads a contiguous range of memory. With many rows, the schedule
+    // is dynamic, so a thread that shares its core with another process does less work.
     const int64_t share = in_place ? (panels + threads() - 1) / threads() : 1;
 #pragma omp parallel for schedule(dynamic, share) if (threads() > 1) num_threads(threads())
     for (int64_t p = 0; p < panels; p++) {
@@ -80,11 +83,12 @@ void linear(const LinearCall& call) {
 }
 
 #if defined(KVRELAY_TILES)
-// What one core keeps near: rows in its second cache, and of a panel so much that it stays in the first one while all
-// those rows pass. It is a matter of speed alone: the sums in between are kept whole.
+// Cache blocking for one core: rows stay in the second-level cache, and a part of a panel stays in
+// the first-level cache while all these rows use it. Blocking only affects the speed: intermediate
+// sums keep their full precision.
 constexpr int64_t WORDS_OF_ROWS = 192 * 1024, WORDS_OF_PANEL = 256;
 
-// Fetches the lines from `next` on, some at each call.
+// Prefetches cache lines from `next` on, `share` lines at each call.
 struct Fetch {
     const char* next;
     int64_t lines, share;
@@ -94,7 +98,8 @@ struct Fetch {
     }
 };
 
-// Up to so many rows that their tiles stay near; `tiles` are of `step` words after the other, of 32 rows each.
+// Multiplies rows whose tiles fit into the second-level cache. `tiles` is ordered by ranges of
+// `step` words, then by groups of 32 rows.
 template <class Format>
 void multiply_panel(const uint32_t* tiles, int64_t rows, const u32x16* panel, int64_t words, int64_t step, bool another,
                     typename Format::Sum (*sums)[2]) {

@@ -1,10 +1,14 @@
-// Paged KV as the panels of 32 keys that products take.
+// Paged KV as panels of 32 keys, the operands of products.
 //
-// In the arena a block of a KV head lies so that a product reads it as it is and in order: keys in groups of 32 (of 16
-// where the block size is no multiple of 32), each [k_dim / values a word][group] words; values, which are summed over
-// the keys, in panels of 32 columns, each [block_size / values a word][32] words (the last panel may be narrower). A
-// word is one float32 or two bfloat16 values. int8 KV has the same order, in words of the model's format, and a
-// bfloat16 scale for each key: [block_size].
+// The layout of a block of a KV head in the arena lets a product read the block in place and in
+// order:
+// - Keys are stored in groups of 32, or of 16 if the block size is not a multiple of 32. Each group
+//   is [k_dim / values per word][group] words.
+// - Values are summed over the keys. They are stored in panels of 32 columns, each [block_size /
+//   values per word][32] words. The last panel may be narrower.
+// - A word is one float32 or two bfloat16 values.
+// - int8 KV has the same order, in words of the model's format, and a bfloat16 scale for each key:
+//   [block_size].
 #pragma once
 
 #include "buffer.h"
@@ -13,18 +17,22 @@
 
 inline int64_t group_of(int64_t block_size) { return block_size % PANEL ? LANES : PANEL; }
 
-// Where a block's parts of a KV head begin.
+// Offsets of the keys, values and scales of a KV head in a block, in values.
 struct BlockPlace {
-    int64_t k, v, scale;  // in values
+    int64_t k, v, scale;
 };
 
 // 32 keys of one KV head.
 template <class Format>
 struct Panel {
-    Columns k;           // [k_words]
-    const uint32_t* v[2];  // of the first and the last 16 keys: panels of columns, each [HALF][32] words
-    int64_t v_stride;      // words from one panel of columns to the next
-    f32x16 k_scale[2], v_scale[2];  // of int8 KV
+    // [k_words].
+    Columns k;
+    // Values of the first and of the last 16 keys: panels of columns, each [HALF][32] words.
+    const uint32_t* v[2];
+    // Words from one panel of columns to the next.
+    int64_t v_stride;
+    // Only for int8 KV.
+    f32x16 k_scale[2], v_scale[2];
 };
 
 template <class Format>
@@ -32,11 +40,13 @@ class Panels {
   public:
     using Value = typename Format::Value;
     static constexpr int PER_WORD = Format::PER_WORD;
-    static constexpr int64_t HALF = LANES / PER_WORD;  // words along 16 keys
-    static constexpr int KEPT = 4;  // panels that lie side by side in the sequence and are valid at a time
+    // Words along 16 keys.
+    static constexpr int64_t HALF = LANES / PER_WORD;
+    // Number of adjacent panels of the sequence that are valid at the same time.
+    static constexpr int KEPT = 4;
     int64_t k_words, v_columns;
 
-    // For one sequence. whole: the values of a panel's halves are wanted side by side.
+    // Opens one sequence. whole: the values of the two halves of a panel must be adjacent.
     void open(const AttendCall& attend_call, const Part& part, bool whole) {
         call = &attend_call;
         in_order = !whole || group_of(call->block_size) == PANEL;
@@ -46,8 +56,9 @@ class Panels {
         v_columns = round_up(call->v_dim, PANEL);
     }
 
-    // Sets `panel` to a KV head's keys from `first` on, a multiple of 32. One that the product cannot read as it lies is
-    // copied: where it is int8, where the sequence ends, and where the values' columns end.
+    // Sets `panel` to the keys of a KV head from `first` on, a multiple of 32. A panel that the
+    // product cannot read in place is copied: int8 KV, the end of the sequence, and a narrower last
+    // panel of columns.
     void find(int64_t first, int64_t head, Panel<Format>& panel) {
         if (in_order && first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns)
             in_place(first, head, panel);
@@ -72,7 +83,8 @@ class Panels {
         const int64_t group = group_of(call->block_size);
         const void* k[2];
         for (int half = 0; half < 2; half++) {
-            if (half && group == PANEL) {  // it lies beside the first
+            if (half && group == PANEL) {
+                // The second half follows the first half.
                 k[1] = (const Value*)k[0] + LANES * PER_WORD;
                 panel.v[1] = panel.v[0] + HALF * PANEL;
                 break;
@@ -86,13 +98,14 @@ class Panels {
         panel.v_stride = call->block_size / PER_WORD * PANEL;
     }
 
-    // Of the first word of a key in its block and head, in values.
+    // Offset of the first word of a key in its block and head, in values.
     int64_t key_offset(int64_t offset) const {
         const int64_t group = group_of(call->block_size);
         return offset / group * group * call->k_dim + offset % group * PER_WORD;
     }
 
-    // Keys that are not there are zero: what an earlier user of the block left must not meet even a weight of zero.
+    // Missing keys are zero. An earlier user of the block may have left NaN, which a weight of zero
+    // would not remove.
     void copy(int64_t first, int64_t head, Panel<Format>& panel) {
         const int64_t k_size = k_words * PANEL * PER_WORD, v_size = PANEL * v_columns, slot = first / PANEL % KEPT;
         Value* k = k_copy.of(KEPT * k_size) + slot * k_size;
@@ -133,7 +146,8 @@ class Panels {
             for (int64_t key = 0; key < keys; key += PER_WORD) {
                 Value* word = v_to + key * PANEL;
                 convert(from + key * width, word, width * PER_WORD);
-                if (key + PER_WORD > keys)  // the last word's second key is not there
+                // The second key of the last word is missing.
+                if (key + PER_WORD > keys)
                     for (int64_t i = 0; i < width; i++) word[i * PER_WORD + 1] = Value{};
             }
         }

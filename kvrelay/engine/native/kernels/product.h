@@ -1,14 +1,18 @@
-// The product of up to MAX_ROWS rows of words and a panel of PANEL columns: the inner loop of linears and attention.
+// The product of up to MAX_ROWS rows of words and a panel of PANEL columns. It is the inner loop of
+// linear layers and attention.
 #pragma once
 
 #include "vectors.h"
 
-constexpr int PANEL = 2 * LANES;  // columns
-constexpr int MAX_ROWS = 12;      // 24 accumulators, two vectors of the panel, and registers to spare
+// Columns.
+constexpr int PANEL = 2 * LANES;
+// 24 accumulators and two vectors of the panel leave some registers free.
+constexpr int MAX_ROWS = 12;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// A panel as the product reads it: for each word the left and the right 16 columns, `stride` bytes from one to the next.
+// The operand of a product: for each word, the left and the right 16 columns, with `stride` bytes
+// from one word to the next.
 struct Columns {
     const void* left;
     const void* right;
@@ -21,13 +25,15 @@ inline u32x16 vector_at(const void* base, int64_t offset) {
     return words;
 }
 
-// sums[r] += x[r] · panel, where x has R rows (word k of row r at x[r · row_stride + k · word_stride]). Every sum is
-// made in the order of k in one lane, so that a row's result does not depend on R. AHEAD: how many bytes are fetched
-// in advance where few rows wait for memory; none where the processor by itself fetches far enough.
+// sums[r] += x[r] · panel. x has R rows; word k of row r is at x[r · row_stride + k · word_stride].
+// One lane computes each sum in the order of k, so the result of a row does not depend on R. AHEAD:
+// distance of the prefetch in bytes, for few rows that wait for memory; 0 if the processor's own
+// prefetch is sufficient.
 template <class Format, int R, int AHEAD = 0>
 inline __attribute__((always_inline)) void multiply(const uint32_t* x, int64_t row_stride, int64_t word_stride,
                                                     Columns panel, int64_t words, typename Format::Sum (&sums)[R][2]) {
-    typename Format::Sum local[R][2];  // what the compiler keeps in registers
+    // The compiler keeps these in registers.
+    typename Format::Sum local[R][2];
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) local[r][half] = sums[r][half];
     for (int64_t k = 0; k < words; k++) {

@@ -1,4 +1,4 @@
-// A list of kernel calls that runs without returning to Python in between.
+// Runs a list of kernel calls without returning to Python between the calls.
 #include "kernels.h"
 
 static int num_threads = 1;

@@ -1,4 +1,4 @@
-// What is done to each row of a matrix by itself.
+// Operations on each row of a matrix: RMS norm and quantisation.
 #include <cmath>
 
 #include "kernels.h"

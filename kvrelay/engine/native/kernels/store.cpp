@@ -1,11 +1,12 @@
-// New keys and values to where panels.h says that they lie.
+// Stores new keys and values in the block layout of panels.h.
 #include <cmath>
 
 #include "panels.h"
 
 namespace {
 
-// Rounds to -127..127 times a scale that is itself a bfloat16, so that the product is what was meant.
+// Rounds values to -127..127 times a scale. The scale is rounded to bfloat16 first, so the stored
+// scale is the one that was used.
 struct Quantized {
     uint16_t scale;
 
@@ -20,7 +21,7 @@ struct Quantized {
     }
 };
 
-// Puts a token's values to where panels.h says that they lie in the block of a head.
+// Writes the values of a token to the block of a head, in the layout of panels.h.
 template <class To, class Convert>
 void scatter(const StoreCall& call, int64_t per_word, int64_t token, To* block, Convert value) {
     if (call.side == KEYS) {

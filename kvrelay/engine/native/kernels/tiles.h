@@ -1,8 +1,8 @@
-// Products by a matrix unit (Intel AMX), which reads panels as they are.
+// Products with a matrix unit (Intel AMX), which reads panels in place.
 //
-// Eight tiles of 16 rows of 64 bytes: 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5 rows of x, 6 and 7 the panel's
-// two halves. With KVRELAY_EMULATE_TILES they are plain memory, so that what is computed with them can be tested on any
-// processor.
+// There are eight tiles of 16 rows of 64 bytes. Tiles 0 to 3 hold sums of 32 rows and 32 columns,
+// tiles 4 and 5 hold rows of x, and tiles 6 and 7 hold the two halves of the panel. With
+// KVRELAY_EMULATE_TILES, tiles are plain memory, so the code can be tested on any processor.
 #pragma once
 
 #include "product.h"
@@ -17,9 +17,11 @@
 
 #if defined(KVRELAY_TILES)
 
-constexpr int TILE = 16;  // rows, and words in a row
+// Rows of a tile, and words in a row.
+constexpr int TILE = 16;
 constexpr int64_t TILE_WORDS = TILE * TILE;
-constexpr int64_t TILE_ROWS = 2 * TILE;  // that are multiplied at a time
+// Rows that are multiplied at a time.
+constexpr int64_t TILE_ROWS = 2 * TILE;
 
 #if defined(KVRELAY_EMULATE_TILES)
 
@@ -58,9 +60,10 @@ void emulated_product(int sum, int x, int panel) {
 
 #else
 
-// Linux gives the tiles' state only to a process that asks.
+// Linux grants the tile state to a process on request.
 inline bool tiles_allowed() {
-    constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+    constexpr int REQUEST = 0x1023, TILE_DATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
     return allowed;
 }
@@ -72,16 +75,18 @@ inline void tile_configure() {
         uint8_t rows[16] = {};
     } config;
     for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = TILE;
-    asm volatile("" ::: "memory");  // the instruction reads all of it, which the compiler is not told
+    // The compiler does not know that the instruction reads the whole structure.
+    asm volatile("" ::: "memory");
     _tile_loadconfig(&config);
 }
 
 inline void tile_release() { _tile_release(); }
 
-// Tiles are named by literal numbers in the instructions.
+// The instructions take tile numbers as literals. tile_load_once does not evict other data from the
+// cache.
 #define tile_zero(t) _tile_zero(t)
 #define tile_load(t, from, stride) _tile_loadd(t, from, stride)
-#define tile_load_once(t, from, stride) _tile_stream_loadd(t, from, stride)  // does not push others out of the cache
+#define tile_load_once(t, from, stride) _tile_stream_loadd(t, from, stride)
 #define tile_store(t, to, stride) _tile_stored(t, to, stride)
 #define tile_product(Format, sum, x, panel)   \
     if constexpr (Format::PER_WORD == 2)      \
@@ -91,21 +96,21 @@ inline void tile_release() { _tile_release(); }
 
 #endif
 
-// While it lives, this thread has the tiles.
+// Reserves the tiles for this thread during its lifetime.
 struct Tiles {
     Tiles() { tile_configure(); }
     ~Tiles() { tile_release(); }
     Tiles(const Tiles&) = delete;
 };
 
-// Up to 32 rows of words as tiles take them: for every 16 words the upper 16 rows side by side, then the lower ones. Rows
-// that are not there hold anything, and nobody reads what comes of them.
+// Copies up to 32 rows of words to the layout of tiles: for every 16 words, the upper 16 rows, then
+// the lower 16 rows. Missing rows stay undefined, and their results are not used.
 inline void to_tiles(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, uint32_t* tiles) {
     for (int64_t k = 0; k < words; k += TILE, tiles += 2 * TILE_WORDS)
         for (int64_t r = 0; r < rows; r++) memcpy(tiles + r * TILE, x + r * row_stride + k, 64);
 }
 
-// The sums of 32 rows and 32 columns, of which the lower rows take part only if there are any.
+// The sums of 32 rows and 32 columns. The functions skip the lower 16 rows unless `lower` is set.
 
 inline void zero_sums(bool lower) {
     tile_zero(0);
@@ -115,7 +120,7 @@ inline void zero_sums(bool lower) {
     tile_zero(3);
 }
 
-// sums: [rows][2] vectors, `stride` bytes from one row to the next.
+// sums: [rows][2] vectors, with `stride` bytes from one row to the next.
 inline void load_sums(bool lower, const void* sums, int64_t stride) {
     tile_load(0, sums, stride);
     tile_load(1, (const char*)sums + 64, stride);
@@ -134,7 +139,8 @@ inline void store_sums(bool lower, void* sums, int64_t stride) {
     tile_store(3, rest + 64, stride);
 }
 
-// sums += x · panel over 16 words, with x as `to_tiles` made it. The order in which a sum is made depends on nothing else.
+// sums += x · panel over 16 words, with x in the layout of `to_tiles`. The order of the additions
+// is always the same.
 template <class Format>
 inline __attribute__((always_inline)) void add_products(bool lower, const uint32_t* x, Columns panel) {
     tile_load(6, panel.left, panel.stride);

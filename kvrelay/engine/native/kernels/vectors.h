@@ -1,11 +1,11 @@
-// Sixteen float32 at a time: read from and written to float32 and bfloat16 memory, and the functions that rows need.
+// Vectors of sixteen float32: loads and stores for float32 and bfloat16 memory, and math functions.
 #pragma once
 
 #include <algorithm>
 
 #include "words.h"
 
-// Round to nearest even, as torch does.
+// Rounds to nearest even, like torch.
 inline uint16_t to_bfloat16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -13,7 +13,8 @@ inline uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline f32x16 splat(float value) { return value - f32x16{}; }  // in a sum -0 would become 0
+// A difference, because a sum with zero would turn -0 into 0.
+inline f32x16 splat(float value) { return value - f32x16{}; }
 
 inline f32x16 load(const float* from) {
     f32x16 values;
@@ -46,7 +47,7 @@ inline float to_float(uint16_t bits) { return as_float((uint32_t)bits << 16); }
 inline void put(float* to, float value) { *to = value; }
 inline void put(uint16_t* to, float value) { *to = to_bfloat16(value); }
 
-// The first `count` < 16 of a vector.
+// Loads the first `count` < 16 values of a vector; the others are zero.
 template <class T>
 inline f32x16 load_some(const T* from, int64_t count) {
     T padded[LANES] = {};
@@ -68,7 +69,8 @@ inline void store_some(T* to, f32x16 values, int64_t count) {
 
 inline f32x16 maximum(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);  // the second where one is NaN, as below
+    // Returns the second operand if either is NaN, like the other branch.
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
     return a > b ? a : b;
 #endif
@@ -78,7 +80,7 @@ inline f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
-// The sixteen lanes as one: halves are combined until one value is left.
+// Reduces the sixteen lanes to one value by combining halves.
 template <class Combine>
 inline float reduce(f32x16 values, Combine combine) {
     f32x8 eight = combine(__builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7),
@@ -97,7 +99,8 @@ inline float max_of(f32x16 values) {
     return reduce(values, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// The largest |x|, NaN where one is NaN: as integers, magnitudes have the order of the numbers, and NaN is above all.
+// Returns the largest |x|, or NaN if a value is NaN. As integers, magnitudes have the order of the
+// numbers, and NaN is larger than all of them.
 template <class T>
 inline float largest_magnitude(const T* from, int64_t count) {
     i32x16 most{};
@@ -110,11 +113,13 @@ inline float largest_magnitude(const T* from, int64_t count) {
     return as_float(largest);
 }
 
-// e^x to within 2 units in the last place: 2^n · e^r, |r| ≤ ln 2 / 2, with the Taylor polynomial of degree 7 for e^r.
-// NaN stays NaN, since minimum and maximum then give their second argument.
+// Returns e^x to within 2 units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2, and the Taylor
+// polynomial of degree 7 for e^r. NaN stays NaN, because minimum and maximum return their second
+// argument for NaN.
 inline f32x16 exponential(f32x16 x) {
     x = minimum(splat(88.0f), maximum(splat(-87.0f), x));
-    f32x16 shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: the integer nearest to x / ln 2 is in the low bits
+    // Adding 1.5 · 2^23 puts the integer nearest to x / ln 2 into the low bits.
+    f32x16 shifted = x * 1.44269504f + 12582912.0f;
     f32x16 n = shifted - 12582912.0f;
     f32x16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
     f32x16 e = splat(1.0f / 5040);
@@ -122,8 +127,8 @@ inline f32x16 exponential(f32x16 x) {
     return (f32x16)((i32x16)e + ((i32x16)shifted << 23));
 }
 
-// 2^x to within 2 units in the last place, and 2^-126 for what is less: 2^n · 2^r, |r| ≤ 1/2, with the Taylor
-// polynomial of degree 7 for e^(r ln 2).
+// Returns 2^x to within 2 units in the last place, and at least 2^-126: 2^n · 2^r with |r| ≤ 1/2,
+// and the Taylor polynomial of degree 7 for e^(r ln 2).
 inline f32x16 power_of_two(f32x16 x) {
     x = maximum(splat(-126.0f), x);
     const f32x16 shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);
@@ -133,7 +138,8 @@ inline f32x16 power_of_two(f32x16 x) {
     return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
 }
 
-// 2^x to within 1 part in 13,000, which is a thirtieth of what bfloat16 rounds away; 2^-126 for what is less.
+// Returns 2^x to within 1 part in 13,000, a thirtieth of the rounding error of bfloat16, and at
+// least 2^-126.
 inline f32x16 rough_power_of_two(f32x16 x) {
     x = maximum(splat(-126.0f), x);
     const f32x16 shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);

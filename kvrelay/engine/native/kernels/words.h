@@ -1,7 +1,9 @@
-// Words of four bytes, which hold one float32, two bfloat16 or four int8 values, and vectors of sixteen of them.
+// Words (packed elements of four bytes) and vectors of sixteen words. A word holds one float32, two
+// bfloat16 or four int8 values.
 //
-// All products here add words to one accumulator a lane, whatever the number format. GCC's vector extension makes code
-// for any processor of that; where the processor has an instruction for the product of two words, that one is taken.
+// In every number format, a product adds words to one accumulator per lane. GCC's vector extension
+// compiles this code for any processor. If the processor has an instruction for the product of two
+// words, the code uses the instruction.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@ inline float as_float(uint32_t bits) {
     return value;
 }
 
-// A format: its value type, how many make a word, the accumulator, and sum += w · x for words.
+// A number format: its value type, the values per word, the accumulator, and sum += w · x for
+// words.
 
 struct Float32 {
     using Value = float;
@@ -49,7 +52,7 @@ struct BFloat16 {
     }
 };
 
-// w signed, x unsigned: what the processors' instruction takes.
+// The instruction takes a signed w and an unsigned x.
 struct Int8 {
     using Value = uint8_t;
     using Sum = i32x16;
