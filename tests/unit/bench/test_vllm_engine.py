@@ -122,5 +122,5 @@ def test_a_batch_is_timed_once_every_sequence_decodes(written: Path) -> None:
 def test_a_sequence_that_ends_too_early_fails_the_measurement(written: Path) -> None:
     with EngineProcess(vllm_command(sys.executable), settings(max_model_len=8)) as engine:
         engine.open([[1, 2, 3, 4, 5, 6]])
-        with pytest.raises(Unavailable, match="a token for each sequence"):
+        with pytest.raises(Unavailable, match="one token per sequence"):
             engine.decode(8)
