@@ -16,15 +16,17 @@ class TenantTurns:
     The most urgent priority comes first; within it, the tenant with the fewest served prompt tokens
     relative to its weight; within a tenant, first come, first served. So a long prompt takes its
     tenant's share of the worker's time, and no other tenant waits until it is over. A new tenant
-    starts at the counter of the tenant served last, so idle time earns no credit. Counters are kept
-    only for tenants with prompts and tenants ahead of that counter.
+    starts at the counter of the tenant that the last step served first, so idle time earns no
+    credit. Counters are kept only for tenants with prompts and tenants ahead of that counter.
     """
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._present: set[str] = set()
-        # Counter of the tenant that was served last, before it was served.
+        # Counter of the tenant that a step served first, before it was served. Tenants that a step
+        # serves later may be far ahead of waiting tenants: they take what is left of the chunk.
         self._virtual = 0.0
+        self._is_first = True
 
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
         """Yields each sequence once, in fair order. The sequences of one tenant keep their order in
@@ -38,6 +40,7 @@ class TenantTurns:
                 (place, sequence)
             )
         self._come({tenant for _, tenant in lines})
+        self._is_first = True
         while lines:
             priority, tenant = min(
                 lines, key=lambda key: (key[0], self._counters[key[1]], lines[key][0][0])
@@ -51,7 +54,9 @@ class TenantTurns:
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Records that the next step computes `tokens` tokens of the sequence's prompt."""
         tenant = sequence.spec.tenant
-        self._virtual = max(self._virtual, self._counters[tenant])
+        if self._is_first:
+            self._virtual = max(self._virtual, self._counters[tenant])
+            self._is_first = False
         self._counters[tenant] += tokens / sequence.weight
 
     def _come(self, tenants: set[str]) -> None:

@@ -191,11 +191,11 @@ def test_time_that_other_tenants_take_is_no_time_of_its_own() -> None:
     assert (timings.queue_seconds, timings.compute_seconds) == (1.0 + 3.0, 2.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject) -> None:
-    """Whatever comes when: no tenant with prompts falls behind another by more than two chunks for
-    its weight.
+    """Whatever comes when: no tenant with prompts falls behind another by more than three chunks
+    for its weight. One of them is for the remains of chunks, which go to whoever can use them.
     """
     chunk = 16
     weights = {name: data.draw(st.sampled_from((0.5, 1.0, 4.0)), label=name) for name in "abc"}
@@ -225,6 +225,6 @@ def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject
         gained = {name: served[name] - together[1][name] for name in still}
         for name in gained:
             for other in gained:
-                assert gained[other] - gained[name] <= 2 * chunk / min(
+                assert gained[other] - gained[name] <= 3 * chunk / min(
                     weights[name], weights[other]
                 )
