@@ -170,11 +170,14 @@ class AsyncStream(BaseStream):
         try:
             message = await self._call.read()
         except asyncio.CancelledError:
-            if not _task_cancelled():
-                # Raises Cancelled if `cancel` ended the call.
-                self._finished()
-                client._raise_if_closed()
-            raise
+            if _task_cancelled():
+                # gRPC has cancelled the call. The next read resumes the answer with another call.
+                self._drop_call()
+                raise
+            # Raises Cancelled if `cancel` ended the call.
+            self._finished()
+            client._raise_if_closed()
+            raise Unavailable(f"{target}: the call was cancelled by another task") from None
         except grpc.RpcError as error:
             # Raises Cancelled if `cancel` ended the call.
             self._finished()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -46,7 +47,8 @@ class BaseClient:
 
     - targets: HOST:PORT of one or more routers. When one router is unavailable, the client tries
       the next.
-    - timeout: seconds for a call with all its retries, unless the call sets its own.
+    - timeout: seconds for a call with all its retries, unless the call sets its own; math.inf for
+      no limit.
     - token: sent as a bearer token. Without tls, anyone on the network path can read the token.
     - tls: True trusts the authorities that this machine trusts. A path names a PEM file with the
       certificates of the authorities to trust instead; bytes are the content of such a file. Use
@@ -140,8 +142,7 @@ class BaseClient:
         )
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
-        return Retry(
-            _PATIENT if patient else self._policy,
-            len(self.targets),
-            self._timeout if timeout is None else timeout,
-        )
+        seconds = self._timeout if timeout is None else timeout
+        if math.isnan(seconds):
+            raise InvalidArgument("timeout is nan; it must be a number of seconds", field="timeout")
+        return Retry(_PATIENT if patient else self._policy, len(self.targets), seconds)

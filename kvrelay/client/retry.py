@@ -16,6 +16,9 @@ from kvrelay.errors import (
     Unavailable,
 )
 
+# The longest timeout of a call. gRPC takes much longer times for times that have passed.
+_LONGEST_S = 1e8
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -63,7 +66,7 @@ class Retry:
         if now >= self._deadline:
             raise DeadlineExceeded("the deadline passed before the answer was complete")
         self.calls += 1
-        return self._deadline - now
+        return min(self._deadline - now, _LONGEST_S)
 
     def progress(self) -> None:
         """Resets the count of failures, because the call brought something new."""

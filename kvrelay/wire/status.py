@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ RETRY_KEY = "grpc-retry-pushback-ms"
 # Characters. All metadata of a response must stay below 8 KiB.
 _MAX_DETAILS = 1000
 
+_MILLISECONDS = re.compile(r"[0-9]{1,9}")
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -53,7 +55,7 @@ def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:
         code,
         f"{target}: {_readable(details)}" if target else _readable(details),
         field=trailing.get(FIELD_KEY),
-        retry_after_s=int(retry) / 1000 if retry.isdecimal() else None,
+        retry_after_s=int(retry) / 1000 if _MILLISECONDS.fullmatch(retry) else None,
     )
 
 

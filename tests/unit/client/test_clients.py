@@ -5,6 +5,7 @@ the asyncio twin.
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -618,3 +619,33 @@ def test_routers_behind_one_name_take_turns() -> None:
         for _ in range(4):
             list(stub.Generate(request_to_proto(GenerateRequest("r", prompt="p")), timeout=10))
         assert (len(first.requests), len(second.requests)) == (before[0] + 2, before[1] + 2)
+
+
+async def test_an_answer_goes_on_after_a_read_that_timed_out() -> None:
+    """The timeout is the task's own, so nobody has cancelled the stream."""
+    router = ScriptedRouter([tokens(0, 1, 2), "hang"], [last(tokens(2, 3, 4))])
+    with serving(router) as target:
+        async with kvrelay.AsyncClient(target) as client:
+            stream = client.generate("p", max_tokens=4)
+            found = [*(await anext(stream)).token_ids]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await anext(stream)
+            async for response in stream:
+                found += response.token_ids
+    assert found == [1, 2, 3, 4]
+    assert router.requests[1].resume == (1, 2)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 1e12, 1e8])
+def test_a_timeout_may_be_without_end(twin: Twin, timeout: float) -> None:
+    with serving(ScriptedRouter()) as target:
+        assert len(twin.result(target, "p", max_tokens=2, timeout=timeout).token_ids) == 2
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    with (
+        kvrelay.Client("127.0.0.1:1", timeout=math.nan) as client,
+        pytest.raises(kvrelay.InvalidArgument, match="timeout is nan"),
+    ):
+        client.models()

@@ -161,3 +161,12 @@ async def test_a_refused_call_keeps_nothing_of_its_message() -> None:
     finally:
         gc.enable()
         await server.stop(None)
+
+
+@pytest.mark.parametrize("delay", ["9" * 400, "9" * 5000, "-1", "\u0663", "1e3", "", "1.5"])
+def test_a_delay_that_makes_no_sense_is_no_delay(delay: str) -> None:
+    trailing = grpc.aio.Metadata(("grpc-retry-pushback-ms", delay))
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "later", None
+    )
+    assert error_from_rpc(error, "router").retry_after_s is None
