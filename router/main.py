@@ -50,6 +50,8 @@ from router.runtime.worker_directory import RouterRegistry
 
 # Time for the process to exit after its last request.
 END_S = 5.0
+# Part of it in which clients can read their last answers.
+LAST_ANSWERS_S = 1.0
 
 log = get_logger("router")
 
@@ -205,10 +207,8 @@ async def run_router(
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)
         await _drain(driver, stop)
-        grace = 0.0 if stop.halt.is_set() else 1.0
         http.should_exit = True
-        http.force_exit = stop.halt.is_set()
-        await asyncio.gather(public.stop(grace), admin.stop(grace), web)
+        await asyncio.gather(public.stop(LAST_ANSWERS_S), admin.stop(LAST_ANSWERS_S), web)
         for task in loops:
             task.cancel()
     await heartbeat.end()

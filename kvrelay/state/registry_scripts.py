@@ -5,7 +5,7 @@ never blocks a legitimate writer.
 # Values that are not whole numbers, or too large to count exactly, become 0.
 _NUMBER = """
 local function number(value)
-  local n = type(value) == 'string' and tonumber(value)
+  local n = type(value) ~= 'table' and tonumber(value)
   return n and n >= 0 and n < 2 ^ 53 and n == math.floor(n) and n or 0
 end
 """
@@ -14,23 +14,25 @@ end
 # the worker was started. Returns the later epoch that blocks the write, or nil. The epochs and
 # terms of live workers raise the counters, so that numbers stay unique after Redis has lost the
 # counters.
-PUBLISH_WORKER = """
+PUBLISH_WORKER = (
+    _NUMBER
+    + """
 local old = redis.pcall('GET', KEYS[1])
 if type(old) == 'string' then
   local ok, entry = pcall(cjson.decode, old)
   local value = ok and type(entry) == 'table' and entry.value
-  local epoch = type(value) == 'table' and value.epoch
-  if type(epoch) == 'number' and epoch > tonumber(ARGV[1]) then return epoch end
+  local epoch = type(value) == 'table' and number(value.epoch) or 0
+  if epoch > number(ARGV[1]) then return epoch end
 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then
+if number(redis.pcall('GET', KEYS[2])) < number(ARGV[1]) then
   redis.call('SET', KEYS[2], ARGV[1])
 end
-local term = redis.pcall('GET', KEYS[3])
-if (type(term) == 'string' and tonumber(term) or 0) < tonumber(ARGV[4]) then
+if number(redis.pcall('GET', KEYS[3])) < number(ARGV[4]) then
   redis.call('SET', KEYS[3], ARGV[4])
 end
 """
+)
 
 # KEYS: epoch counter, leader. ARGV: two numbers that the epoch must exceed, then owner and term of
 # the lease under which the worker was started; the owner is empty if there is no lease. Returns the
@@ -51,13 +53,16 @@ return epoch
 )
 
 # KEYS: next numbers. ARGV: pool, least number. Returns the reserved number.
-NEXT_NAME = """
+NEXT_NAME = (
+    _NUMBER
+    + """
 local known = redis.pcall('HGET', KEYS[1], ARGV[1])
-local number = math.max(type(known) == 'string' and tonumber(known) or 0, tonumber(ARGV[2]))
+local next = math.max(number(known), number(ARGV[2]))
 if type(known) == 'table' and known.err then redis.call('DEL', KEYS[1]) end
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', number + 1))
-return number
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', next + 1))
+return next
 """
+)
 
 # KEYS: worker entry. ARGV: epoch.
 REMOVE_WORKER = """

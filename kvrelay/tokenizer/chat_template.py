@@ -37,8 +37,8 @@ class ChatTemplate:
     """Renders in a separate child process, one conversation at a time.
 
     A template is code from the model folder. It runs in the sandbox of transformers, in a process
-    that starts on first use. A process that exceeds the timeout is killed, and the next call starts
-    a new one.
+    that starts on first use. A process that exceeds the timeout, or whose call is cancelled, is
+    killed, and the next call starts a new one.
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:

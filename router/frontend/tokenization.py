@@ -13,7 +13,7 @@ from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from router.core.body_budget import BodyBudget
-from router.runtime.fair_threads import FairLanes, FairThreads
+from router.runtime.fair_threads import FairLanes, FairThreads, to_its_end
 from router.runtime.stream import TokenSink
 
 T = TypeVar("T")
@@ -202,7 +202,8 @@ class Text:
                 async with evicted, self._chat_turns.turn(tenant, cost):
                     renderer = self._idle.pop()
                     try:
-                        return await renderer.render(messages)
+                        # A cancelled call would end the process, and the next would start it.
+                        return await to_its_end(renderer.render(messages))
                     finally:
                         self._idle.append(renderer)
             except TimeoutError:

@@ -58,7 +58,7 @@ class FairThreads:
         until the thread is free, even if the caller is cancelled.
         """
         async with self._turns.turn(tenant, cost):
-            return await _to_its_end(
+            return await to_its_end(
                 asyncio.get_running_loop().run_in_executor(self._threads, work)
             )
 
@@ -67,15 +67,23 @@ class FairThreads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-async def _to_its_end(running: Awaitable[T]) -> T:
-    """Like `await running`, but a cancellation takes effect only when the thread is free."""
+async def to_its_end(running: Awaitable[T]) -> T:
+    """Like `await running`, but cancellations take effect only when `running` has ended."""
     task = asyncio.ensure_future(running)
+    cancelled: asyncio.CancelledError | None = None
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is None:
+            return task.result()
+        if not task.cancelled():
+            # asyncio logs errors that nobody has looked at.
+            task.exception()
+        raise cancelled
     finally:
         # The traceback of an exception refers to this frame, and the task refers to the exception.
         # The reference cycle would keep their memory.
-        del running, task
+        del running, task, cancelled

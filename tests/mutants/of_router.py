@@ -310,7 +310,7 @@ MUTANTS = (
     Mutant(
         "an older incarnation does not overwrite a later one",
         "kvrelay/state/registry_scripts.py",
-        "epoch > tonumber(ARGV[1]) then return epoch end",
+        "epoch > number(ARGV[1]) then return epoch end",
         "false then return epoch end",
         (
             "unit/state/test_registry.py::test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one",

@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "who was preempted goes first among its tenant's",
         QUEUE,
-        "                _to_front(line, ticket)\n",
+        "                _to_front(share.lines[ticket.priority], ticket)\n",
         "",
         (
             "unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",
@@ -85,9 +85,18 @@ MUTANTS = (
     Mutant(
         "who was preempted is not sent away",
         QUEUE,
-        "if (request_id := next(reversed(line))) not in self._preempted",
-        "if (request_id := next(reversed(line)))",
+        "(one for one in newest if one.request_id not in self._preempted)",
+        "newest",
         ("unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
+    ),
+    Mutant(
+        "the queue skips a tenant with max_running requests",
+        QUEUE,
+        "if one.lines and not one.capped]",
+        "if one.lines]",
+        (
+            "unit/router/core/queueing/test_fair_queue.py::test_a_tenant_has_no_more_workers_at_one_time_than_it_may",
+        ),
     ),
     Mutant(
         "a worker that has not got its blocks back costs no second victim",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter, OrderedDict
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from heapq import merge
+from itertools import groupby, takewhile
 
 from kvrelay.tenants import Tenant
 
@@ -34,6 +35,9 @@ class Share:
         self.running = 0
         self.waiting = 0
         self.waiting_tokens = 0
+        # Its new requests of each priority, in order of arrival, and these priorities in order.
+        self.lines: dict[int, OrderedDict[str, Ticket]] = {}
+        self.priorities: list[int] = []
 
     @property
     def capped(self) -> bool:
@@ -44,18 +48,14 @@ class Share:
         """Adds served tokens to the tenant's counter."""
         self.counter += tokens / self.tenant.weight
 
+    def waiting_at(self, priority: int) -> int:
+        """Returns the number of new requests of this priority."""
+        return len(self.lines.get(priority, ()))
 
-class _Level:
-    """The waiting requests of one priority."""
-
-    def __init__(self) -> None:
-        # Requests that had workers before, in order of arrival.
-        self.returned: list[tuple[Ticket, Share]] = []
-        # Requests of each tenant, in order of arrival.
-        self.new: dict[Share, OrderedDict[str, Ticket]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.returned or self.new)
+    def more_urgent(self, priority: int) -> int:
+        """Returns the number of new requests that are more urgent than this priority."""
+        urgent = self.priorities[: bisect_left(self.priorities, priority)]
+        return sum(len(self.lines[one]) for one in urgent)
 
 
 class FairQueue:
@@ -80,7 +80,8 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
+        # Requests that had workers before, by priority, in order of arrival.
+        self._returned: dict[int, list[tuple[Ticket, Share]]] = {}
         self._shares: dict[str, Share] = {}
         self._where: dict[str, tuple[Ticket, Share]] = {}
         self._preempted: set[str] = set()
@@ -117,15 +118,17 @@ class FairQueue:
         """
         if share.waiting == 0:
             share.counter = max(share.counter, self._virtual_time)
-        level = self._levels.setdefault(ticket.priority, _Level())
         if returned:
-            insort(level.returned, (ticket, share), key=lambda pair: pair[0])
+            line = self._returned.setdefault(ticket.priority, [])
+            insort(line, (ticket, share), key=lambda pair: pair[0])
         else:
-            line = level.new.setdefault(share, OrderedDict())
-            line[ticket.request_id] = ticket
+            if ticket.priority not in share.lines:
+                share.lines[ticket.priority] = OrderedDict()
+                insort(share.priorities, ticket.priority)
+            share.lines[ticket.priority][ticket.request_id] = ticket
             if preempted:
                 self._preempted.add(ticket.request_id)
-                _to_front(line, ticket)
+                _to_front(share.lines[ticket.priority], ticket)
         self._where[ticket.request_id] = ticket, share
         share.waiting += 1
         share.waiting_tokens += ticket.tokens
@@ -138,29 +141,26 @@ class FairQueue:
         self._preempted.discard(request_id)
         share.waiting -= 1
         share.waiting_tokens -= ticket.tokens
-        level = self._levels[ticket.priority]
-        line = level.new.get(share)
-        if line is not None and request_id in line:
+        line = share.lines.get(ticket.priority, OrderedDict())
+        if request_id in line:
             del line[request_id]
             if not line:
-                del level.new[share]
+                del share.lines[ticket.priority]
+                share.priorities.remove(ticket.priority)
         else:
-            level.returned.remove((ticket, share))
-        if not level:
-            del self._levels[ticket.priority]
+            self._returned[ticket.priority].remove((ticket, share))
+            if not self._returned[ticket.priority]:
+                del self._returned[ticket.priority]
 
     def next(self, pausing: Callable[[str], bool]) -> Ticket | None:
         """Returns the next request without removing it. Skips requests that are `pausing` and
         tenants that are capped.
         """
-        for priority in sorted(self._levels):
-            level = self._levels[priority]
-            for ticket, share in level.returned:
+        for returned, lines in self._levels():
+            for ticket, share in returned:
                 if not share.capped and not pausing(ticket.request_id):
                     return ticket
-            fit = {
-                share: _first(level.new[share], pausing) for share in level.new if not share.capped
-            }
+            fit = {share: _first(line, pausing) for share, line in lines}
             tickets = {share: ticket for share, ticket in fit.items() if ticket is not None}
             if shares := _below_share(list(tickets)):
                 return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
@@ -174,14 +174,13 @@ class FairQueue:
         at most MOST_HEADS are returned.
         """
         holding = {one for one in self._shares.values() if one.running}
-        for priority in sorted(self._levels) if holding else ():
-            level = self._levels[priority]
+        for returned, lines in self._levels() if holding else ():
             heads: dict[Share, Ticket] = {}
-            for ticket, share in level.returned:
+            for ticket, share in returned:
                 if share not in heads and not share.capped and not pausing(ticket.request_id):
                     heads[share] = ticket
-            for share, line in level.new.items():
-                if not share.capped and (first := _first(line, pausing)) is not None:
+            for share, line in lines:
+                if (first := _first(line, pausing)) is not None:
                     heads.setdefault(share, first)
             if heads:
                 order = sorted(
@@ -201,27 +200,23 @@ class FairQueue:
         """Returns the number of requests ahead of a request of this tenant and priority that
         arrives now. `tokens_each`: average tokens charged for a request.
         """
-        own = self._levels.get(priority, _Level())
         # More urgent new requests. They are charged to their tenants.
-        before: Counter[Share] = Counter()
-        total = len(own.returned)
-        for more_urgent, level in self._levels.items():
-            if more_urgent < priority:
-                total += len(level.returned)
-                before.update({one: len(line) for one, line in level.new.items()})
+        before = {one: one.more_urgent(priority) for one in self._shares.values()}
+        returned = sum(len(line) for level, line in self._returned.items() if level <= priority)
 
         def counter(one: Share, requests: int) -> float:
             """Returns the tenant's counter after `requests` more of its requests."""
             now = one.counter if one.waiting else max(one.counter, self._virtual_time)
             return now + requests * tokens_each / one.tenant.weight
 
-        mine = len(own.new.get(share, ()))
+        mine = share.waiting_at(priority)
         turn = counter(share, before[share] + mine)
-        for other, line in own.new.items():
-            if other is not share:
+        total = returned + sum(before.values()) + mine
+        for other in before:
+            if other is not share and (waiting := other.waiting_at(priority)):
                 behind = (turn - counter(other, before[other])) * other.tenant.weight / tokens_each
-                total += min(len(line), max(0, round(behind)))
-        return total + before.total() + mine
+                total += min(waiting, max(0, round(behind)))
+        return total
 
     def overflow(self, share: Share, priority: int) -> str | None:
         """Returns the request that a new request of this tenant and priority displaces from a full
@@ -233,24 +228,37 @@ class FairQueue:
         displaced.
         """
         newest = {
-            (priority, one): request_id
-            for priority, level in self._levels.items()
-            for one, line in level.new.items()
-            if (request_id := next(reversed(line))) not in self._preempted
+            one: found for one in self._shares.values() if (found := self._newest(one)) is not None
         }
 
         def excess(one: Share) -> float:
             return (one.waiting + (one is share)) / one.tenant.weight
 
-        largest = max((one for _, one in newest), key=excess, default=share)
+        largest = max(newest, key=excess, default=share)
         if excess(largest) <= excess(share):
             largest = share
-        for least_urgent in sorted(self._levels, reverse=True):
-            if largest is share and least_urgent <= priority:
-                break
-            if (least_urgent, largest) in newest:
-                return newest[least_urgent, largest]
-        return None
+        found = newest.get(largest)
+        if found is None or (largest is share and found.priority <= priority):
+            return None
+        return found.request_id
+
+    def _newest(self, share: Share) -> Ticket | None:
+        """Returns the newest of the tenant's least urgent requests that had no workers before."""
+        lines = (share.lines[priority] for priority in reversed(share.priorities))
+        newest = (line[next(reversed(line))] for line in lines)
+        return next((one for one in newest if one.request_id not in self._preempted), None)
+
+    def _levels(
+        self,
+    ) -> Iterator[tuple[list[tuple[Ticket, Share]], list[tuple[Share, OrderedDict[str, Ticket]]]]]:
+        """Yields, most urgent priority first, the requests that had workers before and the new
+        requests of each tenant that is not capped.
+        """
+        shares = [one for one in self._shares.values() if one.lines and not one.capped]
+        urgent_first = merge(sorted(self._returned), *(one.priorities for one in shares))
+        for priority, _ in groupby(urgent_first):
+            lines = [(one, one.lines[priority]) for one in shares if priority in one.lines]
+            yield self._returned.get(priority, []), lines
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

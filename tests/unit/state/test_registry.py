@@ -480,3 +480,37 @@ async def test_a_name_is_given_once_whoever_forgot(registry: Registry) -> None:
     assert await registry.next_name("decode", 9) == "decode-9"
     await registry._call("SET", "kvrelay:names", "junk")
     assert await registry.next_name("decode", 10) == "decode-10"
+
+
+_ODD_NUMBERS = ["", "junk", "-1", "1.5", "nan", "inf", "1e18", "1e300", "1e400", str(2**53)]
+_ODD_VALUES = [
+    *(("SET", number) for number in _ODD_NUMBERS),
+    *(("HSET", field, number) for field in ("decode", "term", "beat") for number in _ODD_NUMBERS),
+    *(("SET", json.dumps({"schema": 1, "value": {"epoch": odd}})) for odd in (1e300, 2**53, -1)),
+    ("LPUSH", "junk"),
+]
+
+
+@pytest.mark.parametrize(
+    "key", ["kvrelay:epoch", "kvrelay:term", "kvrelay:names", "kvrelay:leader", "worker"]
+)
+async def test_an_odd_value_in_any_key_blocks_no_writer(registry: Registry, key: str) -> None:
+    key = key.replace("worker", "kvrelay:worker:decode-0")
+    epoch, names = 0, set[str]()
+    for command, *words in _ODD_VALUES:
+        await registry._call("DEL", key)
+        await registry._call(command, key, *words)
+        await registry.publish_worker(worker("decode-1", epoch=epoch))
+        await registry.remove_worker("decode-1", epoch)
+        later = await registry.next_epoch(epoch)
+        assert epoch < later < 2**53, (command, words)
+        epoch = later
+        name = await registry.next_name("decode", len(names))
+        assert name == f"decode-{len(names)}", (command, words)
+        names.add(name)
+        await registry.publish_worker(worker(epoch=epoch, term=3))
+        assert [one.epoch for one in await registry.workers()] == [epoch], (command, words)
+        lease = await registry.renew_lease("us", 3)
+        assert lease.owner == "us", (command, words)
+        assert 3 < lease.term < 2**53, (command, words)
+        await registry.release_lease("us")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from support.router_harness import DEMO
 
 from kvrelay.errors import NotFound
+from kvrelay.tenants import Tenant
+from kvrelay.tokenizer.chat_template import ChatTemplate
 from router.frontend.tokenization import INLINE, Text
 
 
@@ -40,3 +43,28 @@ async def test_stream_knows_the_prompt_and_the_stop_strings() -> None:
     pieces = [stream.push(one) for one in answer]
     assert ("".join(pieces) + stream.finish()).strip() == "there"
     assert stream.stopped
+
+
+async def test_cancelled_chats_end_no_process_that_others_use() -> None:
+    text = Text.load(DEMO)
+    began: dict[ChatTemplate, object] = {}
+    try:
+        for wait in range(12):
+            chats = [
+                asyncio.create_task(text.encode_chat([("user", "hello " * 10**5)], Tenant("busy")))
+                for _ in range(4)
+            ]
+            # They wait for a turn, write, or read.
+            for _ in range(wait**2):
+                await asyncio.sleep(0)
+            for one in chats:
+                one.cancel()
+            await text.encode_chat([("user", "hello")], Tenant("guest"))
+            await asyncio.gather(*chats, return_exceptions=True)
+            for one in text._renderers:
+                if one._process is not None:
+                    assert began.setdefault(one, one._process) is one._process
+                    assert one._process.returncode is None
+        assert began
+    finally:
+        await text.close()

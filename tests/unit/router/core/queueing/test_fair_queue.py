@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from hypothesis import given, settings
@@ -173,6 +176,38 @@ def test_a_tenant_has_no_more_workers_at_one_time_than_it_may() -> None:
     assert [filled.serve() for _ in range(4)] == [capped[0], other, capped[1], None]
     filled.queue.share(TENANTS["c"]).running -= 1
     assert filled.serve() == capped[2]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """The functions that `work` calls, those written in C among them."""
+    seen = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_capped_tenants_priorities_cost_others_nothing() -> None:
+    few, many = Filled(end=False), Filled(end=False)
+    for filled, priorities in ((few, 4), (many, 400)):
+        filled.add(Tenant("z"))
+        filled.serve()
+        for priority in range(priorities):
+            filled.add(TENANTS["c"], priority=priority)
+        filled.queue.share(TENANTS["c"]).running = 2
+    for work in (
+        lambda queue: queue.next(waits),
+        lambda queue: queue.heads(waits),
+        lambda queue: queue.overflow(queue.share(Tenant("z")), 0),
+    ):
+        assert calls(partial(work, few.queue)) == calls(partial(work, many.queue))
 
 
 def test_a_paused_request_holds_up_nobody() -> None:
