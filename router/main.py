@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from grpc_health.v1 import health_pb2
-
 from kvrelay.clock import MonotonicClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
@@ -22,6 +20,7 @@ from kvrelay.wire import cluster, inference
 from router.api.grpc.admin import ClusterService
 from router.api.grpc.auth import GrpcAccess
 from router.api.grpc.bounds import field_bounds
+from router.api.grpc.health import HealthService
 from router.api.grpc.messages import GrpcMessages
 from router.api.grpc.service import InferenceService
 from router.api.http.openai import build_app
@@ -134,18 +133,21 @@ async def run_router(
     page = StatusPage(frontend, driver, metrics, view, clock)
 
     bounds = field_bounds(card.info.max_model_len)
-    public, grpc_address, public_health = grpc_server(
+    healthy = HealthService((inference.SERVICE_NAME,), serving=False)
+    public, grpc_address = grpc_server(
         config.listen.grpc,
         "listen.grpc",
         (inference.SERVICE_NAME,),
+        healthy,
         GrpcAccess(access, CLIENT, waiting_room),
         GrpcMessages(bounds, slices),
         endpoints,
     )
-    admin, admin_address, _ = grpc_server(
+    admin, admin_address = grpc_server(
         config.listen.admin,
         "listen.admin",
         (cluster.SERVICE_NAME,),
+        HealthService((cluster.SERVICE_NAME,), serving=True),
         GrpcAccess(access, ADMIN, waiting_room),
         GrpcMessages(bounds, slices),
         endpoints,
@@ -179,11 +181,7 @@ async def run_router(
             await driver.changed.wait()
             driver.changed.clear()
             state = driver.state
-            serving = health_pb2.HealthCheckResponse
-            for name in ("", inference.SERVICE_NAME):
-                await public_health.set(
-                    name, serving.SERVING if state == "ready" else serving.NOT_SERVING
-                )
+            healthy.set(serving=state == "ready")
             if state == "ready" and not announced:
                 announced = True
                 ready(

@@ -20,10 +20,12 @@ from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
 from kvrelay.security.https import ssl_context
 from router.api.grpc.auth import GrpcAccess
+from router.api.grpc.health import HealthService
 from router.api.grpc.messages import GrpcMessages
 from router.api.http.acceptor import BACKLOG, Acceptor
-from router.api.http.protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
+from router.api.http.protocol import MAX_HEAD_BYTES, BoundedProtocol
 from router.api.http.read_turns import ReadTurns
+from router.runtime.stream_reader import SLOW_READER_S
 
 # Request size limit. It is several times a full context as text.
 MAX_MESSAGE_BYTES = 4 * 2**20
@@ -61,12 +63,12 @@ def grpc_server(
     address: str,
     option: str,
     services: tuple[str, ...],
+    healthy: HealthService,
     access: GrpcAccess,
     messages: GrpcMessages,
     credentials: Credentials | None = None,
-) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
-    """Returns a server with health and reflection that is not started yet, its HOST:PORT, and its
-    health service.
+) -> tuple[grpc.aio.Server, str]:
+    """Returns a server with health and reflection that is not started yet, and its HOST:PORT.
 
     `option` names the setting of `address` in errors. Raises ConfigError if the address is not
     available. If clients must show certificates, their certificates' roles apply. A certificate
@@ -83,12 +85,11 @@ def grpc_server(
             f"{option}: cannot listen on {address}: {error}; end the process that listens "
             "there, or choose another port"
         ) from error
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     reflection.enable_server_reflection(
         (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    return server, f"{address.rpartition(':')[0]}:{port}", servicer
+    return server, f"{address.rpartition(':')[0]}:{port}"
 
 
 def _no_cancellation(record: logging.LogRecord) -> bool:

@@ -58,9 +58,7 @@ class FairThreads:
         until the thread is free, even if the caller is cancelled.
         """
         async with self._turns.turn(tenant, cost):
-            return await to_its_end(
-                asyncio.get_running_loop().run_in_executor(self._threads, work)
-            )
+            return await to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     def close(self) -> None:
         """Ends the pool without waiting for its threads, which cannot be stopped."""

@@ -9,6 +9,9 @@ from functools import partial
 from kvrelay.wire.inference import GenerateResponse
 from router.runtime.stream import Stream
 
+# Time in which a client must take some of an answer.
+SLOW_READER_S = 60.0
+
 
 class StreamReader:
     """Reads the streams of one client together. Between two responses it waits for its turn at the

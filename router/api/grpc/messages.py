@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -11,24 +11,26 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError
-from kvrelay.tenants import ANONYMOUS, Tenant
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError, ResourceExhausted
+from kvrelay.tenants import ANONYMOUS
 from kvrelay.wire import status
 from kvrelay.wire.field_bounds import Bounds, check_fields
 from router.api.grpc.auth import OPEN_METHOD, caller
-from router.api.grpc.receive_slots import ReceiveSlots
+from router.api.grpc.receive_slots import ProbeSlots, ReceiveSlots
 from router.runtime.loop_slices import LoopSlices
 
 # Timeout for a message's arrival, including the wait for a slot.
 RECEIVE_S = 20.0
-# Size limit of a message to an open method.
+# Size limit of a message to a method that is not kvrelay's own: of health or reflection.
 MAX_PROBE_BYTES = 1024
-# Caller of an open method. With tokens, a tenant's name is never empty.
-_STRANGER = Tenant("")
+# Most messages that one call can send.
+MAX_STREAMED = 256
+# Reads a call's next message; None if the client sends no more.
+Read = Callable[[grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
-    """Reads the message of each method that takes a single message.
+    """Reads the messages of calls.
 
     By default gRPC has these problems:
     - It reads any number of messages before their handlers begin.
@@ -43,57 +45,52 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
         self._bounds = bounds
         self._slices = slices
         self._receiving = ReceiveSlots()
+        self._probes = ProbeSlots()
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replaces a single-message handler with a handler that reads the message within the
-        bounds.
-        """
+        """Replaces the method's handler with one that reads messages within the bounds."""
         handler = await continuation(details)
-        if handler is None or handler.request_streaming:
+        if handler is None:
             return handler
-        method = handler.unary_stream if handler.response_streaming else handler.unary_unary
         kind = request_of(details.method)
-        tenant = _STRANGER if details.method == OPEN_METHOD else caller.get(ANONYMOUS)
 
-        async def read(_: object, context: grpc.aio.ServicerContext) -> None:
+        async def read(context: grpc.aio.ServicerContext) -> Any:
+            return await self._message(context, kind, handler.request_deserializer, details.method)
+
+        async def respond(_: object, context: grpc.aio.ServicerContext) -> None:
             try:
-                message = await self._message(
-                    context, tenant, kind, handler.request_deserializer, details.method
-                )
+                await (_exchange if handler.request_streaming else _answer)(handler, read, context)
             except KvRelayError as error:
                 await status.abort(context, error)
-            answer = await method(message, context)
-            # None means that the method streams its answers by itself.
-            if answer is not None:
-                await context.write(answer)
 
-        # On the wire, a call with one message is a stream of one message. The stream handler reads
-        # the message only when a slot is free.
+        # On the wire, every call is a stream of messages. The stream handler reads a message only
+        # when a slot is free.
         return grpc.stream_stream_rpc_method_handler(
-            read, response_serializer=handler.response_serializer
+            respond, response_serializer=handler.response_serializer
         )
 
     async def _message(
         self,
         context: grpc.aio.ServicerContext,
-        tenant: Tenant,
         kind: Descriptor,
         deserialize: Callable[[bytes], Any],
         method: str,
     ) -> Any:
-        """Reads and parses the call's message. Raises InvalidArgument, ResourceExhausted,
-        DeadlineExceeded.
+        """Reads and parses the next message; None if the client sends no more. Raises
+        InvalidArgument, ResourceExhausted, DeadlineExceeded.
         """
+        tenant = caller.get(ANONYMOUS)
+        slot = self._probes.slot() if method == OPEN_METHOD else self._receiving.slot(tenant)
         try:
-            async with asyncio.timeout(RECEIVE_S), self._receiving.slot(tenant):
+            async with asyncio.timeout(RECEIVE_S), slot:
                 data = await context.read()
                 if data is grpc.aio.EOF:
-                    raise InvalidArgument(f"{method} requires one message, and the call has none")
-                if method == OPEN_METHOD and len(data) > MAX_PROBE_BYTES:
+                    return None
+                if not method.startswith("/kvrelay.") and len(data) > MAX_PROBE_BYTES:
                     raise InvalidArgument(
                         f"the message has {len(data)} bytes; {method} allows at most "
                         f"{MAX_PROBE_BYTES}"
@@ -107,6 +104,32 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
         except DecodeError:
             text = f"the {len(data)} bytes are not a valid message of {method}"
             raise InvalidArgument(text) from None
+
+
+async def _answer(handler: Any, read: Read, context: grpc.aio.ServicerContext) -> None:
+    """Serves a call of a method that takes one message."""
+    message = await read(context)
+    if message is None:
+        raise InvalidArgument("the method requires one message, and the call has none")
+    method = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    answer = await method(message, context)
+    # None means that the method streams its answers by itself.
+    if answer is not None:
+        await context.write(answer)
+
+
+async def _exchange(handler: Any, read: Read, context: grpc.aio.ServicerContext) -> None:
+    """Serves a call of a method that takes a stream of messages."""
+
+    async def messages() -> AsyncIterator[Any]:
+        for _ in range(MAX_STREAMED):
+            if (message := await read(context)) is None:
+                return
+            yield message
+        raise ResourceExhausted(f"a call may send {MAX_STREAMED} messages; begin another call")
+
+    async for answer in handler.stream_stream(messages(), context):
+        await context.write(answer)
 
 
 def request_of(method: str) -> Descriptor:

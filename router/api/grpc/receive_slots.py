@@ -1,12 +1,13 @@
-"""Limit on the number of gRPC messages in reception, shared fairly between tenants."""
+"""Limits on the number of gRPC messages in reception. Slow senders delay only themselves."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from kvrelay.errors import ResourceExhausted
+from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.core.queueing.fair_order import FairOrder
 
@@ -14,6 +15,9 @@ from router.core.queueing.fair_order import FairOrder
 SLOTS = 64
 # After this time, a message can be evicted for a tenant with fewer slots.
 SLOW_S = 1.0
+# Slots for calls without a token, and the time of each.
+PROBES = 64
+PROBE_S = 5.0
 
 
 class _Slot:
@@ -29,9 +33,11 @@ class ReceiveSlots:
     """Slots for calls that read a message. gRPC reports a message's size only after the whole
     message has arrived, so the number of calls is bounded instead.
 
-    Calls wait for a slot in the fair order of their tenants. While all slots are taken, the tenant
-    with the most slots per weight loses a slot whose message has been arriving for SLOW_S. So slow
-    senders delay only themselves.
+    Calls wait for a slot in the fair order of their tenants. A tenant holds at most as many slots
+    as are free (the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for
+    shared-memory packet switches", 1998), so other tenants find a free slot at once. While many
+    tenants hold all slots, the tenant with the most slots per weight loses a slot whose message has
+    been arriving for SLOW_S.
     """
 
     def __init__(self, slots: int = SLOTS) -> None:
@@ -70,18 +76,27 @@ class ReceiveSlots:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        while (found := self._order.first()) is not None:
+        while (found := self._next()) is not None:
             number, slot = found
-            now = asyncio.get_running_loop().time()
-            if len(self._taken) >= self._slots and not self._evict(slot.tenant, now):
-                self._retry = asyncio.get_running_loop().call_later(SLOW_S, self._start)
-                return
             self._order.charge(number, 1.0)
             self._order.remove(number)
             if not slot.begun.cancelled():
-                slot.since = now
+                slot.since = asyncio.get_running_loop().time()
                 self._taken[slot] = None
                 slot.begun.set_result(None)
+
+    def _next(self) -> tuple[int, _Slot] | None:
+        """Returns the number and slot of the call to start now."""
+        free = self._slots - len(self._taken)
+        held = Counter(slot.tenant.name for slot in self._taken)
+        if free:
+            return self._order.first(without={name for name in held if held[name] >= free})
+        found = self._order.first()
+        loop = asyncio.get_running_loop()
+        if found is None or self._evict(found[1].tenant, loop.time()):
+            return found
+        self._retry = loop.call_later(SLOW_S, self._start)
+        return None
 
     def _evict(self, tenant: Tenant, now: float) -> bool:
         """Evicts a slow slot of the tenant with the largest share. Returns whether a slot is free
@@ -102,3 +117,35 @@ class ReceiveSlots:
         slow[-1].evicted = True
         slow[-1].bound.reschedule(now)
         return True
+
+
+class ProbeSlots:
+    """Slots for calls without a token. A genuine probe sends its message together with its headers,
+    so a new call takes the slot of the oldest, and none waits.
+    """
+
+    def __init__(self, slots: int = PROBES) -> None:
+        self._slots = slots
+        # Oldest first.
+        self._taken: dict[asyncio.Timeout, None] = {}
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Holds a slot during the body. Raises DeadlineExceeded in the body if it takes longer than
+        PROBE_S or if a new call takes the slot.
+        """
+        if len(self._taken) >= self._slots:
+            oldest = next(iter(self._taken))
+            del self._taken[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        bound = asyncio.timeout(PROBE_S)
+        self._taken[bound] = None
+        try:
+            async with bound:
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the message did not arrive with the call; send it at once"
+            ) from None
+        finally:
+            self._taken.pop(bound, None)

@@ -10,6 +10,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import DeadlineExceeded, KvRelayError
 from kvrelay.wire import status
 from kvrelay.wire.inference import (
+    GenerateRequest,
     InferenceServiceServicer,
     models_to_proto,
     pb,
@@ -19,7 +20,7 @@ from kvrelay.wire.inference import (
 from router.api.grpc.auth import caller
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
-from router.runtime.stream_reader import StreamReader
+from router.runtime.stream_reader import SLOW_READER_S, StreamReader
 
 # Time after the deadline in which the client can read the remaining responses.
 READ_GRACE_S = 1.0
@@ -39,28 +40,35 @@ class InferenceService(InferenceServiceServicer):
         """Streams the responses of one request. Cancels the request when the call ends. Aborts with
         the status of the KvRelayError, or DEADLINE_EXCEEDED if the client reads too slowly.
         """
-        arrival = self._clock.now()
+        error: KvRelayError
         try:
-            stream = await self._frontend.open(
-                request_from_proto(request),
-                caller.get(),
-                arrival,
-                context.time_remaining(),
-                _traceparent(context),
-            )
-            try:
-                async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
-                    async for _, response in StreamReader([stream]).responses():
-                        await context.write(response_to_proto(response))
-            finally:
-                self._frontend.cancel(stream)
+            await self._answer(request_from_proto(request), context)
+            return
         except TimeoutError:
-            await status.abort(
-                context, DeadlineExceeded("the client did not read the answer before the deadline")
+            error = DeadlineExceeded(
+                "the client did not read the answer before the deadline, or none of it for "
+                f"{SLOW_READER_S:g} s"
             )
-        except KvRelayError as error:
+        except KvRelayError as caught:
             self._waiting_room.refused(caller.get().name)
-            await status.abort(context, error)
+            error = caught
+        # Outside the handlers above, whose exceptions keep the answer. A client that does not read
+        # delays its status too.
+        await status.abort(context, error)
+
+    async def _answer(self, request: GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        """Raises TimeoutError if the client reads too slowly, and the request's KvRelayError."""
+        arrival = self._clock.now()
+        stream = await self._frontend.open(
+            request, caller.get(), arrival, context.time_remaining(), _traceparent(context)
+        )
+        try:
+            async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
+                async for _, response in StreamReader([stream]).responses():
+                    async with asyncio.timeout(SLOW_READER_S):
+                        await context.write(response_to_proto(response))
+        finally:
+            self._frontend.cancel(stream)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext

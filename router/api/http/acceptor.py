@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 
 from kvrelay.process.telemetry import get_logger
-from router.api.http.protocol import SLOW_READER_S
+from router.runtime.stream_reader import SLOW_READER_S
 
 HANDSHAKE_S = 10.0
 # Limit on concurrent handshakes. Above it, the oldest handshake is cancelled.

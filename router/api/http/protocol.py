@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from router.api.http.read_turns import ReadTurns
 from router.api.http.responses import to_json
+from router.runtime.stream_reader import SLOW_READER_S
 
 # Connections of one listener.
 MAX_CONNECTIONS = 4096
@@ -31,8 +32,6 @@ FREE_CHUNKS = 256
 CHUNK_BYTES = 256
 # Timeout for a request, from its first byte (or from the connection) to its last.
 RECEIVE_S = 30.0
-# Timeout for a client to read what the router has sent.
-SLOW_READER_S = 60.0
 # A refused client may send this much longer and more before the connection is closed. Closing at
 # once could destroy the refusal before the client reads it.
 LINGER_S = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Generic, TypeVar
 
 from kvrelay.tenants import Tenant
@@ -52,15 +52,17 @@ class FairOrder(Generic[T]):
         self._where[self._number] = tenant.name, kind
         return self._number
 
-    def first(self, kinds: Sequence[int] = (0,)) -> tuple[int, T] | None:
+    def first(
+        self, kinds: Sequence[int] = (0,), without: Container[str] = ()
+    ) -> tuple[int, T] | None:
         """Returns the number and job of the next job of these kinds, without removing it. None if
-        there is none.
+        there is none. `without` names tenants to skip.
         """
         turns = (
             (line.counter, *next(iter(line.jobs[kind].items())))
-            for line in self._lines.values()
+            for name, line in self._lines.items()
             for kind in kinds
-            if kind in line.jobs
+            if kind in line.jobs and name not in without
         )
         best = min(turns, key=lambda turn: turn[:2], default=None)
         return None if best is None else best[1:]

@@ -494,3 +494,21 @@ async def test_health_follows_the_decode_pool(router: RouterHarness) -> None:
     async with asyncio.timeout(60):
         while await health_of(router) != health_pb2.HealthCheckResponse.NOT_SERVING:
             await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_does_not_read_is_left(
+    router: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.api.grpc.service.SLOW_READER_S", 0.2)
+    narrow = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
+    async with grpc.aio.insecure_channel(router.grpc, narrow) as channel:
+        request = request_to_proto(ask(max_tokens=3000, prompt=SHORT))
+        call = InferenceServiceStub(channel).Generate(request, timeout=10_000)
+        async with asyncio.timeout(60):
+            await until(lambda: not idle(router))
+            await until(lambda: idle(router))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "none of it for 0.2 s" in (caught.value.details() or "")

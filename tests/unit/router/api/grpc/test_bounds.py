@@ -10,9 +10,13 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.router_harness import RouterHarness, running_router
 
 import router.api.listeners
+from kvrelay.tenants import Tenant
+from router.api.grpc.messages import MAX_PROBE_BYTES, MAX_STREAMED
+from router.api.grpc.receive_slots import PROBES, SLOTS, ReceiveSlots
 
 CHECK = health_pb2.HealthCheckRequest()
 
@@ -96,3 +100,96 @@ async def test_a_peer_that_pings_without_end_is_shut_out(cluster: RouterHarness)
                 await watch.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "ping" in (caught.value.details() or "").lower()
+
+
+SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
+
+
+async def reflect(
+    channel: grpc.aio.Channel, requests: list[reflection_pb2.ServerReflectionRequest]
+) -> tuple[int, grpc.StatusCode]:
+    """The number of answers to these requests, and the status of the call."""
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(requests))
+    answers = 0
+    try:
+        async for _ in call:
+            answers += 1
+    except grpc.aio.AioRpcError as error:
+        return answers, error.code()
+    return answers, await call.code()
+
+
+async def test_messages_of_reflection_are_bounded_in_size_and_number(
+    cluster: RouterHarness,
+) -> None:
+    long = reflection_pb2.ServerReflectionRequest(file_containing_symbol="x" * MAX_PROBE_BYTES)
+    for target in (cluster.grpc, cluster.admin):
+        async with grpc.aio.insecure_channel(target) as channel:
+            assert await reflect(channel, []) == (0, grpc.StatusCode.OK)
+            assert await reflect(channel, [SERVICES] * 3) == (3, grpc.StatusCode.OK)
+            assert await reflect(channel, [SERVICES, long, SERVICES]) == (
+                1,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
+            assert await reflect(channel, [SERVICES] * (MAX_STREAMED + 9)) == (
+                MAX_STREAMED,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
+
+
+async def test_a_probe_is_answered_while_others_say_nothing(cluster: RouterHarness) -> None:
+    async with grpc.aio.insecure_channel(cluster.grpc) as channel:
+        silent = [
+            channel.stream_stream("/grpc.health.v1.Health/Check")() for _ in range(PROBES + 20)
+        ]
+        for call in silent:
+            await call.wait_for_connection()
+        assert await check(channel) is grpc.StatusCode.OK
+        codes = [one.code() for one in silent]
+        async with asyncio.timeout(60):
+            assert set(await asyncio.gather(*codes)) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+async def test_a_tenant_leaves_slots_to_others() -> None:
+    slots, begun = ReceiveSlots(), list[str]()
+
+    async def receive(name: str) -> None:
+        async with slots.slot(Tenant(name)):
+            begun.append(name)
+            await asyncio.Event().wait()
+
+    names = ["a"] * 200 + ["b"] * 200 + ["c"] * 5
+    calls = [asyncio.create_task(receive(name)) for name in names]
+    await asyncio.sleep(0.01)
+    assert begun.count("a") == SLOTS // 2
+    assert begun.count("b") == SLOTS // 4
+    assert begun.count("c") == 5
+    for call in calls[:200]:
+        call.cancel()
+    await asyncio.sleep(0.01)
+    assert begun.count("b") == (SLOTS - 5) // 2 + 1
+    for call in calls:
+        call.cancel()
+
+
+async def test_watchers_of_health_do_not_hold_up_each_other(cluster: RouterHarness) -> None:
+    watch = "/grpc.health.v1.Health/Watch"
+    kind = health_pb2.HealthCheckResponse
+    # This peer's windows have no room for an answer.
+    closed = (("grpc.http2.lookahead_bytes", 0), ("grpc.use_local_subchannel_pool", 1))
+    async with (
+        grpc.aio.insecure_channel(cluster.grpc) as channel,
+        grpc.aio.insecure_channel(cluster.grpc, closed) as other,
+    ):
+        calls = [
+            one.unary_stream(watch, response_deserializer=kind.FromString)(b"")
+            for one in (channel, channel, other)
+        ]
+        unread = other.unary_stream(watch)(b"")
+        assert [(await one.read()).status for one in calls] == [kind.SERVING] * 3
+        calls[0].cancel()
+        await cluster.kill("decode-0")
+        async with asyncio.timeout(60):
+            assert (await calls[1].read()).status == kind.NOT_SERVING
+        for one in (*calls, unread):
+            one.cancel()
