@@ -14,6 +14,7 @@ import grpc
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base_client import BaseClient
 from kvrelay.client.base_stream import BaseStream
+from kvrelay.client.pause import AsyncPause
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
@@ -26,7 +27,8 @@ class AsyncClient(BaseClient):
     """
 
     _grpc = grpc.aio
-    _sleep = staticmethod(asyncio.sleep)
+    _pause_of = AsyncPause
+    _pause: AsyncPause
 
     def generate(
         self,
@@ -69,11 +71,13 @@ class AsyncClient(BaseClient):
                     self._raise_if_closed()
                 raise
             except grpc.RpcError as error:
-                await self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
+                seconds = retry.failed(self._typed(error, retry.target), time.monotonic())
+                await self._pause.wait(seconds, lambda: self._closed)
 
     async def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
+        self._pause.wake()
         for channel in self._channels:
             await channel.close()
 
@@ -106,7 +110,7 @@ class AsyncStream(BaseStream):
                     return response
             except KvRelayError as error:
                 self._drop_call()
-                await self._client._sleep(self._failed(error))
+                await self._client._pause.wait(self._failed(error), self._is_ended)
         if self._call is not None:
             await self._drain(self._call)
         raise StopAsyncIteration
@@ -133,6 +137,7 @@ class AsyncStream(BaseStream):
     def cancel(self) -> None:
         """Cancels the request unless it has finished. Further reads raise Cancelled."""
         self._left()
+        self._client._pause.wake()
         self._drop_call()
 
     async def __aenter__(self) -> Self:

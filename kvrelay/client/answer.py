@@ -98,10 +98,15 @@ class Answer:
     def receive(self, response: GenerateResponse, now: float) -> bool:
         """Adds a response. Returns False if the response repeats tokens that have arrived already.
 
-        Raises DataLoss if tokens before the response are missing, or if the response repeats only
-        some of its tokens, because its text cannot be cut. The caller must then request the rest of
-        the answer again.
+        Raises DataLoss if tokens before the response or logprobs of its tokens are missing, or if
+        the response repeats only some of its tokens, because its text cannot be cut. The caller
+        must then request the rest of the answer again.
         """
+        if response.logprobs and len(response.logprobs) != len(response.token_ids):
+            raise DataLoss(
+                f"received {len(response.token_ids)} tokens with the logprobs of "
+                f"{len(response.logprobs)}"
+            )
         have = len(self._request.resume) + len(self._token_ids)
         end = response.index + len(response.token_ids)
         if end <= have and response.index < have and response.finish_reason is None:

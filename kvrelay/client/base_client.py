@@ -64,6 +64,8 @@ class BaseClient:
 
     # The module grpc or grpc.aio.
     _grpc: ClassVar[Any]
+    # BlockingPause or AsyncPause.
+    _pause_of: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -92,6 +94,8 @@ class BaseClient:
         self._channels: list[Any] = []
         self._stubs: list[wire.InferenceServiceStub] = []
         self._closed = False
+        # The waits before retries.
+        self._pause = self._pause_of()
 
     def _stub(self, index: int) -> wire.InferenceServiceStub:
         """Returns the stub of the target with that index. Its channel connects on first use."""

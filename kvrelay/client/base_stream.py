@@ -82,6 +82,10 @@ class BaseStream:
             self._error = error
             raise
 
+    def _is_ended(self) -> bool:
+        """Whether the stream was cancelled or its client closed."""
+        return self._error is not None or self._client._closed
+
     def _left(self) -> None:
         if self._error is None and not self._answer.finished:
             self._error = Cancelled("the stream was closed before the answer was complete")

@@ -13,6 +13,7 @@ import grpc
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base_client import BaseClient
 from kvrelay.client.base_stream import BaseStream
+from kvrelay.client.pause import BlockingPause
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
@@ -27,7 +28,8 @@ class Client(BaseClient):
     """
 
     _grpc = grpc
-    _sleep = staticmethod(time.sleep)
+    _pause_of = BlockingPause
+    _pause: BlockingPause
 
     def generate(
         self,
@@ -66,11 +68,13 @@ class Client(BaseClient):
                     )
                 )
             except grpc.RpcError as error:
-                self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
+                seconds = retry.failed(self._typed(error, retry.target), time.monotonic())
+                self._pause.wait(seconds, lambda: self._closed)
 
     def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
+        self._pause.wake()
         for channel in self._channels:
             channel.close()
 
@@ -103,7 +107,7 @@ class Stream(BaseStream):
                     return response
             except KvRelayError as error:
                 self._drop_call()
-                self._client._sleep(self._failed(error))
+                self._client._pause.wait(self._failed(error), self._is_ended)
         if self._call is not None and not self._client._forked:
             # The answer is complete, so the status of the call does not matter.
             with suppress(grpc.RpcError):
@@ -134,6 +138,7 @@ class Stream(BaseStream):
         call this method.
         """
         self._left()
+        self._client._pause.wake()
         self._drop_call()
 
     def __enter__(self) -> Self:

@@ -28,7 +28,7 @@ class RetryPolicy:
     initial_backoff_s x 2^(n-1))] ("full jitter") and added to the delay that the server asked for.
     """
 
-    # Consecutive calls without a new token.
+    # Consecutive calls without a new token. Unless it is 1, each target gets at least one.
     max_attempts: int = 5
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
@@ -80,7 +80,10 @@ class Retry:
         growing waits.
         """
         self._failures += 1
-        if self._failures >= self._policy.max_attempts or not self._passing(error):
+        most = self._policy.max_attempts
+        if most > 1:
+            most = max(most, self._num_targets)
+        if self._failures >= most or not self._passing(error):
             raise error
         self.target = (self.target + 1) % self._num_targets
         rounds, untried = divmod(self._failures, self._num_targets)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -88,3 +89,11 @@ def test_a_gap_or_half_a_repeat_is_refused_and_changes_nothing(response: Generat
         answer.receive(response, 0.0)
     assert not answer.finished
     assert answer.request().resume == (1, 2)
+
+
+def test_tokens_without_their_logprobs_are_refused() -> None:
+    answer = begun(GenerateRequest(prompt="p"))
+    response = replace(tokens(0, 1, 2), logprobs=(TokenLogprobs(-0.5),))
+    with pytest.raises(DataLoss, match="2 tokens with the logprobs of 1"):
+        answer.receive(response, 0.0)
+    assert answer.request().resume == ()

@@ -51,7 +51,7 @@ class Blocking:
 
     def _client(self, targets: Any, options: dict[str, Any]) -> kvrelay.Client:
         client = kvrelay.Client(targets, **options.pop("client", {}))
-        client._sleep = self.waits.append  # type: ignore[method-assign, assignment]
+        client._pause.wait = lambda seconds, ended: self.waits.append(seconds)  # type: ignore[method-assign]
         return client
 
     def events(
@@ -81,10 +81,10 @@ class Asyncio:
     def _client(self, targets: Any, options: dict[str, Any]) -> kvrelay.AsyncClient:
         client = kvrelay.AsyncClient(targets, **options.pop("client", {}))
 
-        async def sleep(seconds: float) -> None:
+        async def wait(seconds: float, ended: object) -> None:
             self.waits.append(seconds)
 
-        client._sleep = sleep  # type: ignore[method-assign, assignment]
+        client._pause.wait = wait  # type: ignore[method-assign]
         return client
 
     def events(
@@ -649,3 +649,43 @@ def test_a_timeout_that_is_no_number_is_refused() -> None:
         pytest.raises(kvrelay.InvalidArgument, match="timeout is nan"),
     ):
         client.models()
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_the_wait_before_a_retry_ends_with_its_stream(nobody: str, end: str) -> None:
+    slow = kvrelay.RetryPolicy(initial_backoff_s=2000.0, max_backoff_s=2000.0)
+    client = kvrelay.Client(nobody, retry=slow, timeout=math.inf)
+    stream, caught = client.generate("p"), list[BaseException]()
+
+    def read() -> None:
+        try:
+            stream.result()
+        except kvrelay.KvRelayError as error:
+            caught.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not stream._retry.calls:
+        reader.join(0.01)
+    reader.join(0.2)
+    (stream.cancel if end == "cancel" else client.close)()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert isinstance(caught[0], kvrelay.Cancelled)
+    client.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+async def test_the_wait_before_a_retry_ends_with_its_asyncio_stream(nobody: str, end: str) -> None:
+    slow = kvrelay.RetryPolicy(initial_backoff_s=2000.0, max_backoff_s=2000.0)
+    async with kvrelay.AsyncClient(nobody, retry=slow, timeout=math.inf) as client:
+        stream = client.generate("p")
+        reader = asyncio.create_task(stream.result())
+        await asyncio.wait([reader], timeout=0.3)
+        if end == "cancel":
+            stream.cancel()
+        else:
+            await client.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(kvrelay.Cancelled):
+                await reader

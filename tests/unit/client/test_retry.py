@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +124,16 @@ def test_endless_timeout_s_does_not_overflow() -> None:
 def test_cancellation_is_final() -> None:
     with pytest.raises(Cancelled):
         make().failed(Cancelled("by the user"), 0.0)
+
+
+@given(num_targets=st.integers(1, 20), max_attempts=st.integers(1, 20))
+def test_every_target_is_tried_unless_there_are_no_retries(
+    num_targets: int, max_attempts: int
+) -> None:
+    retry, tried = make(num_targets=num_targets, max_attempts=max_attempts), list[int]()
+    with suppress(Unavailable):
+        while True:
+            tried.append(retry.target)
+            retry.failed(DOWN, 0.0)
+    assert len(tried) == (max(num_targets, max_attempts) if max_attempts > 1 else 1)
+    assert set(tried) == set(range(min(num_targets, len(tried))))
