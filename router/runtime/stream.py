@@ -184,6 +184,10 @@ class Stream:
             system_fingerprint=self._fingerprint(end is not None),
         )
 
+    def drop(self) -> None:
+        """Drops the tokens that have not been taken, because the client does not read them."""
+        self._token_ids, self._pieces, self._logprobs, self._taken = [], [], [], 0
+
     def _next_tokens(self) -> tuple[list[int], list[str], list[TokenLogprobs]]:
         """Returns the token ids, pieces of text and logprobs of the next response."""
         start, stop = self._taken, self._taken + _SCORED_AT_ONCE

@@ -137,11 +137,41 @@ MUTANTS = (
     Mutant(
         "a call whose message does not come gives way",
         "router/api/grpc/receive_slots.py",
-        "and not self._evict(slot.tenant, now):",
-        "and True:",
+        "or self._evict(found[1].tenant, loop.time()):",
+        ":",
         (
-            "unit/router/api/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",
+            "unit/router/api/grpc/test_bounds.py::test_a_slow_message_gives_way_to_a_tenant_without_slots",
         ),
+    ),
+    Mutant(
+        "a tenant leaves slots to others",
+        "router/api/grpc/receive_slots.py",
+        "if held[name] >= free}",
+        "if False}",
+        ("unit/router/api/grpc/test_bounds.py::test_a_tenant_leaves_slots_to_others",),
+    ),
+    Mutant(
+        "a silent probe gives way",
+        "router/api/grpc/receive_slots.py",
+        "if len(self._taken) >= self._slots:",
+        "if False:",
+        ("unit/router/api/grpc/test_bounds.py::test_a_new_probe_takes_the_slot_of_the_oldest",),
+    ),
+    Mutant(
+        "messages of reflection",
+        "router/api/grpc/messages.py",
+        'if not method.startswith("/kvrelay.") and len(data) > MAX_PROBE_BYTES:',
+        "if False:",
+        (
+            "unit/router/api/grpc/test_bounds.py::test_messages_of_reflection_are_bounded_in_size_and_number",
+        ),
+    ),
+    Mutant(
+        "an answer that nobody reads ends",
+        "router/api/grpc/service.py",
+        "if left:",
+        "if False:",
+        ("unit/router/test_end_to_end.py::test_a_client_that_does_not_read_is_left",),
     ),
     Mutant(
         "bodies of one tenant make room for those of others",

@@ -22,9 +22,6 @@ from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
 from router.runtime.stream_reader import SLOW_READER_S, StreamReader
 
-# Time after the deadline in which the client can read the remaining responses.
-READ_GRACE_S = 1.0
-
 
 class InferenceService(InferenceServiceServicer):
     """Generates text and lists models for clients."""
@@ -40,33 +37,40 @@ class InferenceService(InferenceServiceServicer):
         """Streams the responses of one request. Cancels the request when the call ends. Aborts with
         the status of the KvRelayError, or DEADLINE_EXCEEDED if the client reads too slowly.
         """
-        error: KvRelayError
         try:
             await self._answer(request_from_proto(request), context)
-            return
-        except TimeoutError:
-            error = DeadlineExceeded(
-                "the client did not read the answer before the deadline, or none of it for "
-                f"{SLOW_READER_S:g} s"
-            )
-        except KvRelayError as caught:
+        except KvRelayError as error:
             self._waiting_room.refused(caller.get().name)
-            error = caught
-        # Outside the handlers above, whose exceptions keep the answer. A client that does not read
-        # delays its status too.
-        await status.abort(context, error)
+            await status.abort(context, error)
 
     async def _answer(self, request: GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        """Raises TimeoutError if the client reads too slowly, and the request's KvRelayError."""
+        """Writes the responses. Raises the request's KvRelayError, and DeadlineExceeded if the
+        client reads too slowly.
+        """
         arrival = self._clock.now()
         stream = await self._frontend.open(
             request, caller.get(), arrival, context.time_remaining(), _traceparent(context)
         )
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            self._frontend.cancel(stream)
+            stream.drop()
+
         try:
-            async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
-                async for _, response in StreamReader([stream]).responses():
-                    async with asyncio.timeout(SLOW_READER_S):
-                        await context.write(response_to_proto(response))
+            async for _, response in StreamReader([stream]).responses():
+                slow = asyncio.get_running_loop().call_later(SLOW_READER_S, leave)
+                try:
+                    # gRPC cannot end a call properly after a write that was cancelled.
+                    await context.write(response_to_proto(response))
+                finally:
+                    slow.cancel()
+                if left:
+                    raise DeadlineExceeded(
+                        f"the client did not read the answer for {SLOW_READER_S:g} s"
+                    )
         finally:
             self._frontend.cancel(stream)
 

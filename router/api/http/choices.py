@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from itertools import chain
+from io import StringIO
 from typing import Any
 
 from kvrelay.errors import InvalidArgument, NotFound
@@ -74,11 +75,11 @@ class Choices:
                 streams.append(
                     await frontend.admit(request, token_ids, tenant, arrival, None, traceparent)
                 )
+            return cls(frontend, completion, streams)
         except BaseException:
             for stream in streams:
                 frontend.cancel(stream)
             raise
-        return cls(frontend, completion, streams)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -116,16 +117,16 @@ class Choices:
 
     async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
         """Returns each answer as one response, and its logprobs as JSON."""
-        parts: list[list[GenerateResponse]] = [[] for _ in self._streams]
+        answers = [_Answer() for _ in self._streams]
         scores: list[LogprobsText | None] = [None] * len(self._streams)
         async for index, response, logprobs in self.responses():
-            parts[index].append(replace(response, logprobs=()))
+            answers[index].add(response)
             if logprobs is not None:
                 # Logprobs are encoded as they arrive. Encoding those of a long answer at once would
                 # block the event loop.
                 written = scores[index] = scores[index] or LogprobsText()
                 written.add(logprobs)
-        return [_joined(one) for one in parts], scores
+        return [one.response() for one in answers], scores
 
     async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Json | None], None]:
         """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
@@ -148,13 +149,27 @@ class Choices:
         return completion_logprobs(response.token_ids, self._texts, response.logprobs, offsets)
 
 
-def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
-    return replace(
-        parts[-1],
-        index=parts[0].index,
-        token_ids=tuple(chain.from_iterable(one.token_ids for one in parts)),
-        text="".join(one.text for one in parts),
-    )
+class _Answer:
+    """Collects the responses of one choice in little memory: a response may have a single token."""
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._token_ids = array("q")
+        self._text = StringIO()
+        self._last: GenerateResponse | None = None
+
+    def add(self, response: GenerateResponse) -> None:
+        if self._last is None:
+            self._index = response.index
+        self._token_ids.extend(response.token_ids)
+        self._text.write(response.text)
+        self._last = replace(response, logprobs=())
+
+    def response(self) -> GenerateResponse:
+        """Returns the answer as one response."""
+        assert self._last is not None, "a stream ends with a response"
+        token_ids, text = tuple(self._token_ids), self._text.getvalue()
+        return replace(self._last, index=self._index, token_ids=token_ids, text=text)
 
 
 def _check_scores(completion: Completion) -> None:

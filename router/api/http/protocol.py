@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from kvrelay.errors import Code
 from router.api.http.read_turns import ReadTurns
 from router.api.http.responses import to_json
 from router.runtime.stream_reader import SLOW_READER_S
@@ -49,6 +50,7 @@ _WORDS = {
     408: f"the request did not come within {RECEIVE_S:g} s",
     413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
     431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
+    503: "the router is shutting down; send the request to another router",
     505: "the request is not HTTP/1; send it as HTTP/1.1",
 }
 
@@ -328,6 +330,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
 
+    def shutdown(self) -> None:
+        """Refuses a request that still arrives, and closes the connection after the answers."""
+        arrives = self._part == "head" or (self._part == "body" and not self.cycle.response_started)
+        if arrives and not self._answering_earlier:
+            self._refuse(503)
+        else:
+            super().shutdown()
+
     def timeout_keep_alive_handler(self) -> None:
         """Closes the idle connection, unless the client is still reading the last answer."""
         if self.transport.get_write_buffer_size():
@@ -431,7 +441,7 @@ def _refusal(status: int) -> bytes:
     """Returns an answer in the shape of all errors."""
     error = {
         "message": _WORDS[status],
-        "type": "invalid_request_error",
+        "type": Code.UNAVAILABLE.openai_type if status == 503 else "invalid_request_error",
         "param": None,
         "code": status,
     }

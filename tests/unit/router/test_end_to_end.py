@@ -507,8 +507,8 @@ async def test_a_client_that_does_not_read_is_left(
         async with asyncio.timeout(60):
             await until(lambda: not idle(router))
             await until(lambda: idle(router))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in call:
-                pass
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "none of it for 0.2 s" in (caught.value.details() or "")
+        assert "did not read the answer for 0.2 s" in (caught.value.details() or "")

@@ -14,9 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.router_harness import RouterHarness, running_router
 
 import router.api.listeners
+from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.grpc.messages import MAX_PROBE_BYTES, MAX_STREAMED
-from router.api.grpc.receive_slots import PROBES, SLOTS, ReceiveSlots
+from router.api.grpc.receive_slots import PROBES, SLOTS, ProbeSlots, ReceiveSlots
 
 CHECK = health_pb2.HealthCheckRequest()
 
@@ -172,24 +173,58 @@ async def test_a_tenant_leaves_slots_to_others() -> None:
         call.cancel()
 
 
+async def test_a_slow_message_gives_way_to_a_tenant_without_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.api.grpc.receive_slots, "SLOW_S", 0.02)
+    slots, release = ReceiveSlots(8), asyncio.Event()
+
+    async def receive(name: str) -> str:
+        async with slots.slot(Tenant(name)):
+            await release.wait()
+        return name
+
+    slow = [asyncio.create_task(receive(name)) for name in "aaaabbcd"]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60), slots.slot(Tenant("e")):
+        release.set()
+    ended = await asyncio.gather(*slow, return_exceptions=True)
+    refused = [name for name, one in zip("aaaabbcd", ended, strict=True) if one != name]
+    assert refused == ["a"]
+    assert isinstance(ended[3], ResourceExhausted), "the one that began last"
+
+
+async def test_a_new_probe_takes_the_slot_of_the_oldest() -> None:
+    slots, begun = ProbeSlots(2), list[int]()
+
+    async def receive(number: int) -> None:
+        async with slots.slot():
+            begun.append(number)
+            await asyncio.Event().wait()
+
+    probes = [asyncio.create_task(receive(number)) for number in range(4)]
+    async with asyncio.timeout(60):
+        for probe in probes[:2]:
+            with pytest.raises(DeadlineExceeded, match="send it at once"):
+                await probe
+    assert begun == [0, 1, 2, 3]
+    assert not probes[2].done()
+    assert not probes[3].done()
+    for probe in probes:
+        probe.cancel()
+
+
 async def test_watchers_of_health_do_not_hold_up_each_other(cluster: RouterHarness) -> None:
-    watch = "/grpc.health.v1.Health/Watch"
     kind = health_pb2.HealthCheckResponse
-    # This peer's windows have no room for an answer.
-    closed = (("grpc.http2.lookahead_bytes", 0), ("grpc.use_local_subchannel_pool", 1))
-    async with (
-        grpc.aio.insecure_channel(cluster.grpc) as channel,
-        grpc.aio.insecure_channel(cluster.grpc, closed) as other,
-    ):
-        calls = [
-            one.unary_stream(watch, response_deserializer=kind.FromString)(b"")
-            for one in (channel, channel, other)
-        ]
-        unread = other.unary_stream(watch)(b"")
+    async with grpc.aio.insecure_channel(cluster.grpc) as channel:
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch", response_deserializer=kind.FromString
+        )
+        calls = [watch(b"") for _ in range(3)]
         assert [(await one.read()).status for one in calls] == [kind.SERVING] * 3
         calls[0].cancel()
         await cluster.kill("decode-0")
         async with asyncio.timeout(60):
-            assert (await calls[1].read()).status == kind.NOT_SERVING
-        for one in (*calls, unread):
-            one.cancel()
+            for one in calls[1:]:
+                assert (await one.read()).status == kind.NOT_SERVING
+                one.cancel()

@@ -526,3 +526,21 @@ async def test_too_many_long_texts_at_one_time_are_refused(monkeypatch: pytest.M
     assert await text.encode("short")
     assert len(await first) >= 2500
     await text.close()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_request_that_still_arrives_when_the_router_ends_is_told(
+    cluster: RouterHarness, signals: int
+) -> None:
+    whole = head(cluster, "POST /v1/completions", "content-length: 100") + b'\r\n{"prompt": "a'
+    arriving = [await connect(cluster) for _ in range(2)]
+    for (_, writer), data in zip(arriving, (whole, whole[:30]), strict=True):
+        writer.write(data)
+    await asyncio.sleep(0.05)
+    for _ in range(signals):
+        cluster.stop()
+    for reader, writer in arriving:
+        status, error = await rest(reader)
+        assert (status, error["type"]) == (503, "service_unavailable_error")
+        writer.close()
+    await asyncio.wait_for(cluster.task, 60)
