@@ -35,7 +35,7 @@ from support.host_cluster import HostCluster, Serving, hosts_of
 
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.models import resolve_model
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS

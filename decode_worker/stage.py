@@ -19,7 +19,7 @@ from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
-from kvrelay.worker.steps.busy import RecentMean
+from kvrelay.worker.steps.busy_share import RecentMean
 
 
 class DecodeStage(Stage):

@@ -9,7 +9,7 @@ import grpc
 
 from kv_transfer.sender import Sender
 from kvrelay.errors import FailedPrecondition, KvRelayError, NotFound, PermissionDenied
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.security.capability import FetchGrant, check_capability, make_key
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import FetchRequest, fetch_request_from_proto, pb

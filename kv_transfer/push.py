@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.plan import Layers
-from kv_transfer.call import PushCall
+from kv_transfer.push_call import PushCall
 from kv_transfer.push_frames import PushFrames, Run
 from kv_transfer.retry_policy import PushAttempt, RetryPolicy
 from kvrelay.errors import Internal, KvRelayError, Unavailable

@@ -12,11 +12,11 @@ import grpc
 from kv_transfer.block_writer import BlockWriter
 from kv_transfer.blocks.arena import Arena
 from kv_transfer.blocks.copy_threads import in_thread
-from kv_transfer.call import ACCEPTED
 from kv_transfer.frame_validator import FrameValidator
 from kv_transfer.layout_check import LayoutCheck
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.prefetch import prefetch
+from kv_transfer.push_call import ACCEPTED
 from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports import Inbound, memory
 from kvrelay.clock import Clock
@@ -27,7 +27,7 @@ from kvrelay.errors import (
     KvRelayError,
     ResourceExhausted,
 )
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.status import abort

@@ -18,7 +18,7 @@ from kv_transfer.transports.named import NamedOutbound
 from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kvrelay.clock import Clock
 from kvrelay.messages import HandoffTarget
-from kvrelay.protocol import Protocol, ours
+from kvrelay.protocol_version import Protocol, ours
 from kvrelay.security.credentials import Credentials
 from kvrelay.wire.transfer import KvOpen
 

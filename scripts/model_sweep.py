@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from kvrelay.config.schema import ModelConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ModelRefused
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.requests import SamplingParams

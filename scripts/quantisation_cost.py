@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.models import resolve_model
 
 # Seed of the training of the bundled model.

@@ -74,7 +74,7 @@ async def _control(
     from autoscaler.loop import Autoscaler
     from kvrelay.launch.launcher import RayLauncher, require_gpus
     from kvrelay.launch.ray_cluster import RayCluster, local_cpus
-    from kvrelay.launch.template import Template
+    from kvrelay.launch.worker_template import Template
     from kvrelay.models import resolve_model
     from kvrelay.process.loop_stall import LoopStalls
     from kvrelay.process.stop_request import StopRequest

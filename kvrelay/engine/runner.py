@@ -26,7 +26,7 @@ from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled, sample
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types.kv_layout import KvLayout
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvrelay.protocol import Protocol
+from kvrelay.protocol_version import Protocol
 
 PoolName = Literal["prefill", "decode"]
 # The role of a worker's process: a pool, or standby for either pool.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import cast, get_args
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.protocol import Protocol, ours, printable
+from kvrelay.protocol_version import Protocol, ours, printable
 from kvrelay.types.control_plane import ControllerInfo, ControllerState, RouterLoad, ScalingDecision
 from kvrelay.types.workers import (
     POOLS,
@@ -26,7 +26,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
     ClusterServiceStub,
     add_ClusterServiceServicer_to_server,
 )
-from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
+from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [
     "SERVICE_NAME",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.messages import Abort, Command, Prefill, PrefixSource, Renew, Reserve, RunLocal
-from kvrelay.protocol import Protocol, ours
+from kvrelay.protocol_version import Protocol, ours
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
-from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
+from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 from kvrelay.wire.sampling import params_from_proto, params_to_proto
 
 # Longest lease, in seconds.

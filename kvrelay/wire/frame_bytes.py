@@ -14,7 +14,7 @@ from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire import varint
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.kv_frame import Frame, KvBlocks, KvCommit, KvOpen, RemoteArena, SharedSegment
-from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
+from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 # Limited, because empty layers in an open frame take many times their size in memory.
 _MAX_BYTES_WITHOUT_KV = 2**16

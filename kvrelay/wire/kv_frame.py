@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from kvrelay.protocol import Protocol, ours
+from kvrelay.protocol_version import Protocol, ours
 from kvrelay.types.kv_layout import KvLayout
 
 Buffer = bytes | memoryview

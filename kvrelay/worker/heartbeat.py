@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kvrelay.engine.kvcache.block_pool import IntegrityError
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad

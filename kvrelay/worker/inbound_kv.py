@@ -6,7 +6,7 @@ from kv_transfer.blocks.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import OnCommit, Receiver
 from kvrelay.messages import HandoffTarget
-from kvrelay.protocol import VERSION
+from kvrelay.protocol_version import VERSION
 from kvrelay.worker.context import WorkerContext
 
 

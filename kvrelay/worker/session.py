@@ -19,7 +19,7 @@ from kvrelay.errors import (
 from kvrelay.messages import Abort, Command, Event, Failed
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
-from kvrelay.protocol import ours, printable
+from kvrelay.protocol_version import ours, printable
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.cluster import WorkerStatus, worker_status_to_proto

@@ -23,7 +23,7 @@ from router.api.grpc.auth import GrpcAccess
 from router.api.grpc.health import HealthService
 from router.api.grpc.messages import GrpcMessages
 from router.api.http.acceptor import BACKLOG, Acceptor
-from router.api.http.protocol import MAX_HEAD_BYTES, BoundedProtocol
+from router.api.http.connection import MAX_HEAD_BYTES, BoundedProtocol
 from router.api.http.read_turns import ReadTurns
 from router.runtime.stream_reader import SLOW_READER_S
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.types.workers import WorkerInfo
 
 

@@ -26,13 +26,13 @@ from kvrelay.tenants import Tenant
 from kvrelay.types.workers import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
-from router.core.entry import Entry
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
 from router.core.queueing.preemption import Preemption
 from router.core.request import Request
+from router.core.request_record import Entry
 from router.core.retry_budget import RetryBudget
 from router.core.throughput import Throughput
 from router.core.workers.link_health import handoff_failed

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
-from kvrelay.protocol import VERSION
+from kvrelay.protocol_version import VERSION
 from kvrelay.security.credentials import Credentials
 from kvrelay.types.control_plane import RouterLoad
 from router.observability.metrics import Metrics

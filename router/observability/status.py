@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.types.control_plane import ControllerInfo, ScalingDecision
 from kvrelay.types.workers import POOLS, PendingWorker, PoolName, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus

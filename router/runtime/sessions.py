@@ -12,7 +12,7 @@ import grpc
 from kvrelay.errors import FailedPrecondition, KvRelayError, PermissionDenied, Unauthenticated
 from kvrelay.messages import Abort, Command, Event, PrefixSource
 from kvrelay.process.telemetry import get_logger
-from kvrelay.protocol import ours
+from kvrelay.protocol_version import ours
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel

@@ -18,8 +18,8 @@ KNOWN = {
     "kvrelay/launch/preflight.py": "sends nothing, takes nothing: whether the addresses of the "
     "listeners are free",
     "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
-    "kvrelay/launch/template.py": "a Unix socket in a folder of this user's, which none other can "
-    "enter",
+    "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "
+    "other can enter",
     "kvrelay/launch/template_process.py": "the same socket, taken over from the parent",
     "kvrelay/launch/forked_worker.py": "the same socket, of this machine's template",
     "kv_transfer/transports/interface.py": "sends nothing: asks the kernel for addresses of "

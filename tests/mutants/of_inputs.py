@@ -213,46 +213,48 @@ MUTANTS = (
     ),
     Mutant(
         "chunks of a byte",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "if self._chunks > FREE_CHUNKS + self._body_bytes // CHUNK_BYTES:",
         "if False:",
         (
-            "unit/router/api/http/test_protocol.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
+            "unit/router/api/http/test_connection.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
         ),
     ),
     Mutant(
         "the host of a whole URL counts",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         'self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]',
         "pass",
         (
-            "unit/router/api/http/test_protocol.py::test_a_target_may_be_a_whole_url_whose_host_counts",
+            "unit/router/api/http/test_connection.py::test_a_target_may_be_a_whole_url_whose_host_counts",
         ),
     ),
     Mutant(
         "lines of a head",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "if len(self.headers) > MAX_HEAD_LINES:",
         "if False:",
         (
-            "unit/router/api/http/test_protocol.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
+            "unit/router/api/http/test_connection.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
         ),
     ),
     Mutant(
         "trailers are no headers",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         """if self._part == "body":
             return
         super().on_header""",
         "super().on_header",
-        ("unit/router/api/http/test_protocol_cuts.py::test_trailers_are_not_taken_for_headers",),
+        ("unit/router/api/http/test_connection_cuts.py::test_trailers_are_not_taken_for_headers",),
     ),
     Mutant(
         "requests that arrive at once are parsed one after the other",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "self._refusal is None and (self._part is not None or not self._answering)",
         "True",
-        ("unit/router/api/http/test_protocol_cuts.py::test_requests_behind_another_wait_unparsed",),
+        (
+            "unit/router/api/http/test_connection_cuts.py::test_requests_behind_another_wait_unparsed",
+        ),
     ),
     Mutant(
         "a router that ended waits for no thread",

@@ -177,7 +177,7 @@ MUTANTS = (
         'if name is None or not (name == self._host or is_loopback(f"{name}:0")):',
         "if False:",
         (
-            "unit/router/api/http/test_protocol.py::test_browsers_that_another_site_sends_are_refused",
+            "unit/router/api/http/test_connection.py::test_browsers_that_another_site_sends_are_refused",
         ),
     ),
     Mutant(
@@ -186,7 +186,7 @@ MUTANTS = (
         "if origins and origins !=",
         "if False and origins !=",
         (
-            "unit/router/api/http/test_protocol.py::test_browsers_that_another_site_sends_are_refused",
+            "unit/router/api/http/test_connection.py::test_browsers_that_another_site_sends_are_refused",
         ),
     ),
     Mutant(
@@ -232,27 +232,27 @@ MUTANTS = (
     ),
     Mutant(
         "headers of HTTP",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         'if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:',
         "if False:",
-        ("unit/router/api/http/test_protocol.py::test_headers_and_bodies_over_the_bound",),
+        ("unit/router/api/http/test_connection.py::test_headers_and_bodies_over_the_bound",),
     ),
     Mutant(
         "connections of HTTP",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "if len(self.connections) > MAX_CONNECTIONS and not self._make_room():",
         "if False:",
         (
-            "unit/router/api/http/test_protocol.py::test_connections_over_the_bound_are_ended_and_others_go_on",
+            "unit/router/api/http/test_connection.py::test_connections_over_the_bound_are_ended_and_others_go_on",
         ),
     ),
     Mutant(
         "idle connections of HTTP make room",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "oldest.transport.abort()",
         "pass",
         (
-            "unit/router/api/http/test_protocol.py::test_an_idle_connection_makes_room_for_a_new_one",
+            "unit/router/api/http/test_connection.py::test_an_idle_connection_makes_room_for_a_new_one",
         ),
     ),
     Mutant(
@@ -347,27 +347,27 @@ MUTANTS = (
     ),
     Mutant(
         "what frames a body is bounded",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "if self._framing_bytes > MAX_HEAD_BYTES + self._chunks * _CHUNK_FRAMING:",
         "if False:",
-        ("unit/router/api/http/test_protocol_cuts.py::test_what_frames_a_body_is_bounded",),
+        ("unit/router/api/http/test_connection_cuts.py::test_what_frames_a_body_is_bounded",),
     ),
     Mutant(
         "a client that leaves cancels the request before the one it sent last",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "        if self._running is not None:\n            self._disconnect(self._running)\n",
         "",
         (
-            "unit/router/api/http/test_protocol_cuts.py::test_a_client_that_leaves_cancels_its_request",
+            "unit/router/api/http/test_connection_cuts.py::test_a_client_that_leaves_cancels_its_request",
         ),
     ),
     Mutant(
         "a slow request does not end the answer before it",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "if self._answering_earlier:\n            # The connection",
         "if False:\n            # The connection",
         (
-            "unit/router/api/http/test_protocol_cuts.py::test_a_long_answer_outlives_the_timeout_of_the_request_behind_it",
+            "unit/router/api/http/test_connection_cuts.py::test_a_long_answer_outlives_the_timeout_of_the_request_behind_it",
         ),
     ),
     Mutant(
@@ -452,11 +452,11 @@ MUTANTS = (
     ),
     Mutant(
         "a connection's turn is its tenant's",
-        "router/api/http/protocol.py",
+        "router/api/http/connection.py",
         "tenant.name if tenant else",
         "None if tenant else",
         (
-            "unit/router/api/http/test_protocol.py::test_a_connection_is_read_in_the_turns_of_its_tenant",
+            "unit/router/api/http/test_connection.py::test_a_connection_is_read_in_the_turns_of_its_tenant",
         ),
     ),
     Mutant(
@@ -465,7 +465,7 @@ MUTANTS = (
         "await asyncio.sleep(0)  # an accept",
         "pass  # an accept",
         (
-            "unit/router/api/http/test_protocol.py::test_connections_that_come_at_one_moment_let_others_run",
+            "unit/router/api/http/test_connection.py::test_connections_that_come_at_one_moment_let_others_run",
         ),
     ),
 )

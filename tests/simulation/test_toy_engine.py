@@ -9,7 +9,7 @@ import pytest
 from simulation.toy_engine import BLOCK, LAYOUT, ToyRunner, answer
 
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 
 PROMPT = tuple(range(1, 11))

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.types.requests import SamplingParams
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 
 

@@ -9,7 +9,7 @@ from support.tiny_models import VOCAB, WINDOW
 
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 
 NEW_TOKENS = 12

@@ -14,7 +14,7 @@ import torch
 
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 
 Kind = Literal["raise", "raise late", "out of memory", "nan", "one nan", "inf", "-inf", "hang"]
 RAISED: tuple[Kind, ...] = ("raise", "raise late", "out of memory")

@@ -18,7 +18,7 @@ import prefill_worker.main
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.capability import FetchGrant, make_capability

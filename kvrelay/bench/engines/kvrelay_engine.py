@@ -29,7 +29,7 @@ class Kvrelay:
         from kvrelay.engine.model.loader import load_model, loaded_model
         from kvrelay.engine.runner import ModelRunner
         from kvrelay.engine.sampling.sampler import SampleRequest
-        from kvrelay.engine.segment import Segment
+        from kvrelay.engine.sequence_segment import Segment
         from kvrelay.types.requests import SamplingParams
 
         device = str(find_device(settings["device"]))

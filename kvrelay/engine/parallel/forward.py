@@ -12,7 +12,7 @@ from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import OnLayer, Step
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.engine.parallel.group import RankGroup
-from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.parallel.step_message import step_to_numbers
 
 

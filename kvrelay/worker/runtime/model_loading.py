@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from kvrelay.engine.base.device import find_device
 from kvrelay.engine.model.loader import LoadedModel, load_model
 from kvrelay.engine.parallel.group import RankGroup
-from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.runtime.heap import keep_freed_memory

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Coroutine
 from typing import NoReturn
 
-from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.process.loop_stall import LoopStalls
 from kvrelay.process.telemetry import flush_logs, get_logger
 from kvrelay.worker.steps.step_watch import StepHung

@@ -20,7 +20,7 @@ from kvrelay.types.workers import PoolName, StandbyWorker
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.meter import resident_bytes
-from kvrelay.worker.steps.proof import prove
+from kvrelay.worker.steps.warmup import prove
 
 # Seconds. Rarer than a serving worker's heartbeat, to cost little.
 HEARTBEAT_S = 1.0

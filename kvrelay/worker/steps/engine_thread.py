@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvrelay.clock import Clock
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.process.telemetry import get_logger
-from kvrelay.worker.steps.busy import BusyTime
-from kvrelay.worker.steps.proof import PROVING_STEPS, proving_segment
+from kvrelay.worker.steps.busy_share import BusyTime
 from kvrelay.worker.steps.step_watch import POLL_S, StepHung, StepWatch
+from kvrelay.worker.steps.warmup import PROVING_STEPS, proving_segment
 
 log = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.context import WorkerContext

@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Tenant
+from router.api.http.connection import MAX_CONNECTIONS
 from router.api.http.errors import error_response
-from router.api.http.protocol import MAX_CONNECTIONS
 from router.frontend.waiting_room import WaitingRoom
 
 # Limit on concurrent requests of one tenant, so that no tenant takes all connections.

@@ -12,7 +12,7 @@ from kvrelay.bench.shapes import NAMED, random_model, shape_config
 from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.model.loader import loaded_model
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import InvalidArgument
 
 

@@ -15,7 +15,7 @@ from support.worker_harness import Session, Workers, load_of, workers
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 

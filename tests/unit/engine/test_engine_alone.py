@@ -44,7 +44,7 @@ PROGRAM = """
 import importlib, pkgutil, sys
 import kvrelay.engine
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.types.requests import SamplingParams
 

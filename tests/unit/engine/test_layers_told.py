@@ -10,7 +10,7 @@ import pytest
 
 from kvrelay.engine.native.batch import TOLD_FROM
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 
 BLOCKS = [3, 1, 2, 0, 5]
 

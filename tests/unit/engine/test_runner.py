@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types.requests import SamplingParams
 

@@ -32,8 +32,8 @@ from support.transfer_ends import HASH, LAYOUT, SENDER, DecodeEnd, MemoryFile, d
 
 from kv_transfer.blocks.arena import digests_of, places_in, read_blocks
 from kv_transfer.blocks.plan import Layers, byte_ranges
-from kv_transfer.call import PushCall
 from kv_transfer.lease import Lease
+from kv_transfer.push_call import PushCall
 from kv_transfer.transports.memory import register_sender
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.errors import (

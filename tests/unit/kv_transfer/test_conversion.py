@@ -215,7 +215,7 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
     order.
     """
     from kvrelay.engine.runner import ModelRunner
-    from kvrelay.engine.segment import Segment
+    from kvrelay.engine.sequence_segment import Segment
 
     folder = str(tiny_model("llama"))
     native = ModelRunner.load(folder, block_size=32, kv_bytes=1 << 20, max_model_len=128)

@@ -12,7 +12,7 @@ from support.transfer_ends import KEY, MemoryFile, decode_end, sender_of
 from kv_transfer.blocks.arena import digests_of
 from kv_transfer.blocks.plan import Layers
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 
 PROMPT = [2 + 7 * i % 100 for i in range(45)]
 # Blocks of four tokens, for prompt and answer

@@ -22,7 +22,7 @@ from kvrelay.launch import template_process
 from kvrelay.launch.actor import WorkerActor
 from kvrelay.launch.forked_worker import ForkedWorker, settings_from_json, settings_to_json
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.launch.template import Template
+from kvrelay.launch.worker_template import Template
 from kvrelay.process.child import command_of
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry

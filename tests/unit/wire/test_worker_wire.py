@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvrelay import messages
 from kvrelay.errors import Code, InvalidArgument
-from kvrelay.protocol import Protocol
+from kvrelay.protocol_version import Protocol
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.wire import inference
 from kvrelay.wire.worker import (

@@ -15,7 +15,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Code
 from kvrelay.messages import (
     Abort,

@@ -16,7 +16,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from prefill_worker import stage as prefill_stage

@@ -16,7 +16,7 @@ from unit.worker.test_relay import CONFIG, oracle, relay, spec
 from write_wire_golden import example
 
 from kvrelay.messages import Abort, RunLocal, TokenBatch
-from kvrelay.protocol import VERSION, Protocol
+from kvrelay.protocol_version import VERSION, Protocol
 from kvrelay.wire.worker import Hello, WorkerServiceStub, command_to_proto, pb
 from kvrelay.worker import session as worker_session
 

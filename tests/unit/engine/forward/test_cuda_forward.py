@@ -24,7 +24,7 @@ from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward import cuda_forward
 from kvrelay.engine.forward.cuda_forward import CudaForward
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError
 
 PROMPT = random.Random(0).choices(range(2, VOCAB), k=20)

@@ -17,7 +17,7 @@ from kvrelay.engine.forward import native_forward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.native.build import library
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError
 
 library()  # that a compiler is here is what the tests below stand on

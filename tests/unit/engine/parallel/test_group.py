@@ -22,11 +22,11 @@ from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.parallel.forward import _one_later
 from kvrelay.engine.parallel.group import RankGroup
-from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.engine.parallel.plan import check_degree
+from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.parallel.step_message import step_from_numbers, step_to_numbers
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, ModelRefused
 
 SETTINGS: dict[str, Any] = {"block_size": 4, "kv_bytes": 1 << 20, "kernels": "torch"}

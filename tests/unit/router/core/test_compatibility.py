@@ -15,7 +15,7 @@ from support.router_harness import inference_stub, running_router
 from kvrelay.config.schema import ClusterConfig, RouterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.messages import Prefill, Reserve, Reserved, SequenceTokens, TokenBatch
-from kvrelay.protocol import Protocol
+from kvrelay.protocol_version import Protocol
 from kvrelay.types.workers import ModelVersion, WorkerInfo
 from kvrelay.wire.inference import GenerateRequest
 from kvrelay.wire.inference import pb as inference_pb

@@ -19,7 +19,7 @@ from support.wire_mutations import UNKNOWN, mutations
 from write_wire_golden import example
 
 from kvrelay.messages import Abort
-from kvrelay.protocol import VERSION, Protocol
+from kvrelay.protocol_version import VERSION, Protocol
 from kvrelay.wire import cluster
 from kvrelay.wire.inference import pb as inference_pb
 from kvrelay.wire.worker import pb

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.worker.steps.busy import WINDOW_S, BusyTime, RecentMean
+from kvrelay.worker.steps.busy_share import WINDOW_S, BusyTime, RecentMean
 
 
 def test_it_is_the_share_of_the_window() -> None:

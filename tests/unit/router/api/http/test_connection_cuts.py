@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from router.api.http import protocol as http_protocol
-from router.api.http.protocol import MAX_UNPARSED, BoundedProtocol
+from router.api.http import connection as http_connection
+from router.api.http.connection import MAX_UNPARSED, BoundedProtocol
 from router.api.http.read_turns import ReadTurns
 
 
@@ -295,7 +295,7 @@ async def test_a_bad_chunk_behind_a_request_waits_for_the_answer() -> None:
 async def test_a_long_answer_outlives_the_timeout_of_the_request_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_protocol, "RECEIVE_S", 0.01)
+    monkeypatch.setattr(http_connection, "RECEIVE_S", 0.01)
     go_on = asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import SampleRequest
-from kvrelay.engine.segment import Segment
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 
 PROVING_STEPS = 2

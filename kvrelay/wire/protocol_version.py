@@ -1,8 +1,8 @@
-"""Converts `kvrelay.protocol.Protocol` to and from proto/kvrelay/v1/cluster.proto."""
+"""Converts `kvrelay.protocol_version.Protocol` to and from proto/kvrelay/v1/cluster.proto."""
 
 from __future__ import annotations
 
-from kvrelay.protocol import MAX_FEATURES, MAX_TEXT, Protocol, printable
+from kvrelay.protocol_version import MAX_FEATURES, MAX_TEXT, Protocol, printable
 from kvrelay.v1 import cluster_pb2 as pb
 
 
