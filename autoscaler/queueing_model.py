@@ -1,8 +1,8 @@
 """Queueing model of two pools. It predicts the decisions of a policy for a load that no cluster has
 served.
 
-Requests wait for a batch slot on a decode worker, then for the prefill pool, then decode, as in
-kvrelay. The model handles amounts of requests instead of single requests (a fluid model), so it
+Requests wait until a prefill worker is about to need them and a decode worker has a batch slot, as
+in kvrelay. The model handles amounts of requests instead of single requests (a fluid model), so it
 yields means where a cluster measures percentiles.
 """
 
@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoscaler.scaling_policy import PoolSnapshot
-from autoscaler.snapshot import awaited_pool
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types.workers import POOLS, PoolName
 
+# Prompt tokens that wait at a prefill worker; further prompts wait at the router.
+_BACKLOG_TOKENS = 1024
 # Upper bound of a step. A free batch slot is taken in the next step.
 _STEP_S = 1.0
 # Time constant for the measured rate of finished requests.
@@ -90,8 +91,9 @@ class QueueingModel:
         self._speed = speed
         self._pools: dict[PoolName, _Pool] = {"prefill": _Pool(prefill), "decode": _Pool(decode)}
         self._now = 0.0
-        # Waiting for a batch slot.
+        # Waiting at the router, for the pool below.
         self._waiting = Requests()
+        self._awaited: PoolName = "decode"
         self._prefilling = Requests()
         self._decoding = Requests()
         # Generated tokens of unfinished answers.
@@ -136,7 +138,7 @@ class QueueingModel:
         if arrived.number:
             self._prompt = arrived.prompt_tokens / arrived.number
         self._waiting.add(arrived)
-        self._take_slots(ready["decode"])
+        self._bind(ready, seconds)
         busy = self._prefill(ready, seconds)
         self._decode(ready["decode"], seconds, seconds * (1 - busy))
         idle = arrived.number <= 0 and self.unfinished <= 0
@@ -145,7 +147,7 @@ class QueueingModel:
             "prefill": self._prefill_metrics(ready) | latency,
             "decode": self._decode_metrics(ready) | latency,
         }
-        if self._waiting.number > 0 and not self._before_slots("prefill", ready).number:
+        if self._waiting.number > 0 and self._awaited == "decode":
             # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
             pools["prefill"].pop("ttft_p95_ms", None)
         # Same formula as in a decode worker's load report.
@@ -169,15 +171,23 @@ class QueueingModel:
         """KV tokens on decode workers. Blocks are reserved before the prefill."""
         return self._prefilling.prompt_tokens + self._decoding.prompt_tokens + self._generated
 
-    def _take_slots(self, workers: int) -> None:
+    def _bind(self, ready: Mapping[PoolName, int], seconds: float) -> None:
+        """Moves waiting requests to workers, as far as both pools have room for them."""
         waiting = self._waiting
         if waiting.number <= 0:
             return
+        workers = ready["decode"]
         slots = workers * self._speed.max_batch - self._prefilling.number - self._decoding.number
+        each = waiting.prompt_tokens / waiting.number
         room = workers * self._speed.kv_tokens - self._held_tokens
-        fit = min(
-            slots, room * waiting.number / waiting.prompt_tokens if waiting.prompt_tokens else slots
-        )
+        fit = min(slots, room / each if each else slots)
+        self._awaited = "decode"
+        if ready["prefill"] and each:
+            # What the pool computes in this step is needed in this step.
+            backlog = ready["prefill"] * _BACKLOG_TOKENS + self._prefill_rate(ready) * seconds
+            needed = (backlog - self._prefilling.prompt_tokens) / each
+            if needed < fit:
+                fit, self._awaited = needed, "prefill"
         self._prefilling.add(waiting.take(min(1.0, max(0.0, fit) / waiting.number)))
 
     def _prefill(self, ready: Mapping[PoolName, int], seconds: float) -> float:
@@ -222,7 +232,7 @@ class QueueingModel:
                 "queue_depth": self._waiting.number,
                 "queue_tokens": self._waiting.prompt_tokens,
             }
-        queue, before = self._prefilling, self._before_slots("prefill", ready)
+        queue, before = self._prefilling, self._waiting_for("prefill")
         # One prompt per worker is running and does not wait.
         share = max(0.0, 1 - ready["prefill"] / queue.number) if queue.number > 0 else 0.0
         found: dict[MetricName, float] = {
@@ -230,11 +240,12 @@ class QueueingModel:
             "queue_tokens": queue.prompt_tokens * share + before.prompt_tokens,
         }
         if rate := self._prefill_rate(ready):
-            found["queue_wait_p95_ms"] = 1000 * queue.prompt_tokens * share / rate
+            tokens = queue.prompt_tokens * share + before.prompt_tokens
+            found["queue_wait_p95_ms"] = 1000 * tokens / rate
         return found
 
     def _decode_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
-        before = self._before_slots("decode", ready)
+        before = self._waiting_for("decode")
         found: dict[MetricName, float] = {
             "queue_depth": before.number,
             "queue_tokens": before.prompt_tokens,
@@ -245,16 +256,9 @@ class QueueingModel:
             )
         return found
 
-    def _before_slots(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
-        """Returns the requests without a batch slot if they wait for this pool, else an empty
-        amount.
-        """
-        prompts = (
-            max(0.0, self._prefilling.number - ready["prefill"])
-            if self._pools["prefill"].size
-            else 0.0
-        )
-        return self._waiting if awaited_pool(prompts, self._decoding.number) == pool else Requests()
+    def _waiting_for(self, pool: PoolName) -> Requests:
+        """Returns the requests at the router if they wait for this pool, else an empty amount."""
+        return self._waiting if self._awaited == pool else Requests()
 
     def _latencies(self, ready: Mapping[PoolName, int], idle: bool) -> dict[MetricName, float]:
         """Returns latencies as the routers measure them. A latency is left out while no request
@@ -268,8 +272,14 @@ class QueueingModel:
         rate = self._prefill_rate(ready)
         if idle:
             found["ttft_p95_ms"] = 0.0
-        elif rate and (self._waiting.number <= 0 or self._leaving > 0):
-            slot_s = self._waiting.number / self._leaving if self._waiting.number > 0 else 0.0
+        elif rate and (
+            self._waiting.number <= 0 or self._awaited == "prefill" or self._leaving > 0
+        ):
+            slot_s = 0.0
+            if self._waiting.number > 0 and self._awaited == "prefill":
+                slot_s = self._waiting.prompt_tokens / rate
+            elif self._waiting.number > 0:
+                slot_s = self._waiting.number / self._leaving
             prompt_s = self._prompt / self._speed.prefill_tokens_per_s
             found["ttft_p95_ms"] = 1000 * (
                 slot_s + self._prefilling.prompt_tokens / rate + prompt_s

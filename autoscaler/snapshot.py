@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autoscaler.scaling_policy import PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types.control_plane import RouterLoad
-from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
+from kvrelay.types.workers import PoolName, WorkerInfo
 
 
 def snapshot(
@@ -21,15 +21,21 @@ def snapshot(
     metrics = _queue(pool, size, workers, routers)
     if ready:
         metrics["queue_wait_p95_ms"] = max(load.queue_wait_p95_ms for load in ready)
+        # Prompts also wait in the routers' queues, at most as long as the pool takes for them.
+        rate = sum(load.tokens_per_second for load in ready)
+        if pool == "prefill" and rate:
+            tokens = sum(router.waiting_prefill_tokens for router in routers)
+            metrics["queue_wait_p95_ms"] += 1000 * tokens / rate
     if blocks := sum(load.blocks_total for load in ready):
         # Blocks leased for incoming KV are not counted: more decode workers would only reserve more
         # of them.
         metrics["kv_occupancy"] = (
             sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
         )
-    awaited = _awaited(workers) if any(router.waiting for router in routers) else None
     # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
-    slots_are_short = pool == "prefill" and awaited == "decode"
+    slots_are_short = pool == "prefill" and any(
+        router.waiting > router.waiting_for_prefill for router in routers
+    )
     ttft = _worst([router.ttft_p95_ms for router in routers], routers)
     if ttft is not None and not slots_are_short:
         metrics["ttft_p95_ms"] = ttft
@@ -39,44 +45,30 @@ def snapshot(
     return PoolSnapshot(size, len(ready), metrics, busy_share)
 
 
-def awaited_pool(prompts: float, answers: float) -> PoolName:
-    """Returns the pool that requests without a batch slot wait for.
-
-    - prompts: number of prompts that hold a batch slot and wait for a prefill worker.
-    - answers: number of answers that are being decoded.
-
-    With more prompts than answers, more decode batch slots would shorten no wait.
-    """
-    return "prefill" if prompts > answers else "decode"
-
-
-def _awaited(workers: Sequence[WorkerInfo]) -> PoolName:
-    prompts = sum(worker.load.waiting for worker in workers if worker.pool == "prefill")
-    answers = sum(worker.load.running for worker in workers if worker.pool == "decode")
-    return awaited_pool(prompts, answers)
-
-
 def _queue(
     pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
 ) -> dict[MetricName, float]:
     """Returns the pool's waiting requests and their prompt tokens. Empty if no process reports
     them.
     """
-    loads = {name: [worker.load for worker in workers if worker.pool == name] for name in POOLS}
-    queued: list[WorkerLoad | RouterLoad] = []
-    if pool == "prefill" and loads["prefill"]:
-        queued += loads["prefill"]
-    elif not routers or (size and not loads[pool]):
+    loads = [worker.load for worker in workers if worker.pool == pool]
+    prompts = tokens = 0
+    if any(worker.pool == "prefill" for worker in workers):
+        prompts = sum(router.waiting_for_prefill for router in routers)
+        tokens = sum(router.waiting_prefill_tokens for router in routers)
+    if pool == "prefill" and loads:
+        return {
+            "queue_depth": sum(one.waiting for one in loads) + prompts,
+            "queue_tokens": sum(one.waiting_tokens for one in loads) + tokens,
+        }
+    if not routers or (size and not loads):
         return {}
     # The requests of an empty prefill pool wait with the decode pool.
-    elif pool == "decode" or size == 0:
-        queued += loads["decode"]
-    if not loads["prefill"] or _awaited(workers) == pool:
-        queued += routers
-    return {
-        "queue_depth": sum(one.waiting for one in queued),
-        "queue_tokens": sum(one.waiting_tokens for one in queued),
-    }
+    decoding = [worker.load for worker in workers if worker.pool == "decode"]
+    waiting = sum(one.waiting for one in decoding) + sum(one.waiting for one in routers)
+    waiting_tokens = sum(one.waiting_tokens for one in decoding)
+    waiting_tokens += sum(one.waiting_tokens for one in routers)
+    return {"queue_depth": waiting - prompts, "queue_tokens": waiting_tokens - tokens}
 
 
 def _worst(latencies: Sequence[float | None], routers: Sequence[RouterLoad]) -> float | None:

@@ -12,7 +12,6 @@ from typing import get_args
 
 from autoscaler.replay import Moment
 from autoscaler.scaling_policy import PoolSnapshot
-from autoscaler.snapshot import awaited_pool
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.series import first_tokens, token_gaps
@@ -50,21 +49,21 @@ def moments_of(report: Report) -> list[Moment]:
                 shared[name] = 0.0  # type: ignore[index]
         pools: dict[PoolName, PoolSnapshot] = {}
         seen = sample.pools
-        prompts = seen["prefill"].waiting if "prefill" in seen else 0
-        awaited = awaited_pool(prompts, seen["decode"].running if "decode" in seen else 0)
+        prompts = sample.waiting_for_prefill
+        queued = {"prefill": prompts, "decode": sample.waiting - prompts}
         for pool in POOLS:
             one = seen.get(pool)
             if one is None:
                 continue
             metrics: dict[MetricName, float] = {
                 "kv_occupancy": one.kv_share - one.leased_share,
-                "queue_depth": one.waiting + (sample.waiting if pool == awaited else 0),
+                "queue_depth": one.waiting + queued[pool],
             }
             # The timeline does not record how many tokens wait in the router.
             if pool == "prefill":
                 metrics["queue_tokens"] = one.waiting_tokens
             metrics |= shared
-            if pool == "prefill" and sample.waiting and awaited == "decode":
+            if pool == "prefill" and queued["decode"]:
                 # This TTFT includes the wait for a batch slot, which more prefill workers do not
                 # shorten.
                 metrics.pop("ttft_p95_ms", None)

@@ -58,10 +58,13 @@ class RouterLoad:
 
     router_id: str
     running: int = 0
-    # Requests for which no decode worker has reserved blocks.
+    # Requests without workers.
     waiting: int = 0
-    # Prompt tokens of the waiting requests.
+    # Tokens of the waiting requests.
     waiting_tokens: int = 0
+    # The part of these requests that waits for a prefill worker, and its tokens.
+    waiting_for_prefill: int = 0
+    waiting_prefill_tokens: int = 0
     finished: int = 0
     failed: int = 0
     rss_bytes: int = 0

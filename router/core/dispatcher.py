@@ -10,7 +10,7 @@ from itertools import chain, count
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
-from kvrelay.errors import Code, FailedPrecondition, KvRelayError, Unavailable
+from kvrelay.errors import Code, FailedPrecondition, KvRelayError
 from kvrelay.messages import (
     DRAINING,
     Event,
@@ -27,6 +27,7 @@ from kvrelay.types.workers import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.lifecycle import Lifecycle, Settings
+from router.core.model_versions import check_model, model_gone, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
@@ -42,9 +43,6 @@ from router.core.workers.worker_table import Workers
 
 # Delay before the next search for a preemption, after a search without a victim. In seconds.
 PREEMPT_POLL_S = 0.1
-# Time in which a worker with the model version of an answer must appear after the last such worker
-# is gone.
-GONE_S = 30.0
 
 
 class Dispatcher:
@@ -73,8 +71,9 @@ class Dispatcher:
         # Attempt numbers are unique in this router, so an event cannot match an attempt of an
         # earlier request with the same id.
         self._attempts = count(1)
-        # Whether a request has left its workers since the last run of the queue.
-        self._left = False
+        # Whether a request has left its workers, or a prefill worker has ended a prompt, since the
+        # last run of the queue.
+        self._freed = False
         self._renew_at = 0.0
         # Time of the next allowed search for a preemption. Its cost is linear in the number of
         # requests.
@@ -108,6 +107,16 @@ class Dispatcher:
         return self._queue.tokens
 
     @property
+    def waiting_for_prefill(self) -> int:
+        """Number of requests in the queue that wait for a prefill worker."""
+        return self._queue.deferred
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Tokens of the requests that wait for a prefill worker."""
+        return self._queue.deferred_tokens
+
+    @property
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Entries of all known workers."""
         return tuple(one.info for one in self._workers)
@@ -133,7 +142,7 @@ class Dispatcher:
                 field="request_id",
             )
         self._check_quarantine(request, now)
-        self._check_model(request)
+        check_model(request, self._workers)
         share = self._queue.share(request.tenant)
         effects = [] if request.complete is not None else self._make_room(request, share, now)
         life = Lifecycle(request, self._settings, self.retries)
@@ -217,7 +226,7 @@ class Dispatcher:
             effects = self._on_tokens(worker_id, event, now)
         else:
             effects = self._on_event(worker_id, event, now)
-        return effects + self._pump(now) if self._left and self._queue else effects
+        return effects + self._pump(now) if self._freed and self._queue else effects
 
     def tick(self, now: float) -> list[Effect]:
         """Handles timeouts. Call it several times within the shortest of lease, deadline and retry
@@ -227,8 +236,8 @@ class Dispatcher:
         for entry in list(self._entries.values()):
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
-            elif self._model_is_gone(entry, now):
-                effects += self._settle(entry, entry.life.cancel(_gone(entry.life)), now)
+            elif model_is_gone(entry, self._workers, now):
+                effects += self._settle(entry, entry.life.cancel(model_gone(entry.life)), now)
             else:
                 effects += self._settle(entry, entry.life.tick(now), now)
         if now >= self._renew_at:
@@ -252,7 +261,7 @@ class Dispatcher:
             decoding = life.state == "decoding"
             effects += life.on_event(worker_id, sequence, now)
             if decoding and life.state == "decoding":
-                self._charge(entry)
+                self._charge(entry, now)
             else:
                 self._settle(entry, [], now)
         return effects
@@ -328,14 +337,14 @@ class Dispatcher:
         life = entry.life
         request_id = life.request.request_id
         if entry.claim is not None:
-            self._charge(entry)
+            self._charge(entry, now)
             if not life.holders:
-                self._workers.leave(entry.claim)
+                self._workers.leave(entry.claim, now)
                 entry.claim = None
                 entry.share.running -= 1
                 del self._running[request_id]
                 self._suspects.pop(request_id, None)
-                self._left = True
+                self._freed = True
         if life.state == "queued":
             if request_id not in self._queue:
                 preempted = entry.preempted_at is not None
@@ -363,9 +372,11 @@ class Dispatcher:
                 )
         return effects
 
-    def _charge(self, entry: Entry) -> None:
+    def _charge(self, entry: Entry, now: float) -> None:
         """Charges new tokens of a running request to its workers and its tenant."""
         assert entry.claim is not None, "a running request has workers"
+        if self._workers.prompt_ended(entry.claim, entry.life, now):
+            self._freed = True
         tokens = self._workers.grown(entry.claim, entry.life)
         if tokens:
             entry.share.charge(tokens)
@@ -376,33 +387,6 @@ class Dispatcher:
         except FailedPrecondition:
             self.admission.rejected["quarantined"] += 1
             raise
-
-    def _check_model(self, request: Request) -> None:
-        """Raises FailedPrecondition if no worker serves the model version that began the answer."""
-        model = request.model
-        if model is None or request.complete is not None:
-            return
-        if self._workers.any_decodes and not self._workers.serves(model):
-            raise FailedPrecondition(
-                f"the tokens in resume are from model version {model.fingerprint!r:.150}, "
-                "which no worker serves; send the request again without resume and "
-                "system_fingerprint",
-                field="system_fingerprint",
-            )
-
-    def _model_is_gone(self, entry: Entry, now: float) -> bool:
-        """Whether the model version that began the answer has had no worker for GONE_S, while
-        another version has workers.
-        """
-        model = entry.life.model
-        if model is None or entry.life.state != "queued":
-            entry.lone_since = None
-            return False
-        if self._workers.serves(model) or not self._workers.any_decodes:
-            entry.lone_since = None
-            return False
-        entry.lone_since = now if entry.lone_since is None else entry.lone_since
-        return now - entry.lone_since >= GONE_S
 
     def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
         """Makes room in the queue for the request and returns the effects of a displaced request.
@@ -431,17 +415,17 @@ class Dispatcher:
     def _expire(self, entry: Entry, now: float) -> list[Effect]:
         why = self._wait.why if self._wait.no_worker else ""
         if entry.lone_since is not None:
-            why = _gone(entry.life).message
+            why = model_gone(entry.life).message
         return self._settle(entry, entry.life.expire(why), now)
 
     # The queue
 
     def _pump(self, now: float) -> list[Effect]:
         """Places waiting requests in queue order until a request finds no room. Later requests do
-        not overtake that request.
+        not overtake that request, unless it waits for a prefill worker and they need none.
         """
         effects: list[Effect] = []
-        self._left = False
+        self._freed = False
         wait = Wait("it may have killed a worker, so it waits for its turn alone")
         queued = False
         self._throughput.advance(now)
@@ -455,7 +439,8 @@ class Dispatcher:
                 request_id, now
             )
 
-        while (ticket := self._queue.next(pausing)) is not None:
+        prefill_wait: Wait | None = None
+        while (ticket := self._queue.next(pausing, deferred=prefill_wait is None)) is not None:
             entry = self._entries[ticket.request_id]
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
@@ -475,8 +460,13 @@ class Dispatcher:
             ):
                 without_room.add(model)
                 continue
+            if isinstance(decision, Wait) and decision.for_prefill:
+                self._queue.defer(ticket)
+                prefill_wait = decision
+                continue
             if isinstance(decision, Wait):
-                placed = [] if decision.no_worker else self._preempt(pausing, now)
+                heads = partial(self._queue.heads, pausing, deferred=prefill_wait is None)
+                placed = [] if decision.no_worker else self._preempt(heads, now)
                 if placed:
                     effects += placed
                     continue
@@ -484,6 +474,9 @@ class Dispatcher:
                 queued = not wait.no_worker
                 break
             effects += self._place(entry, decision, now)
+        else:
+            if prefill_wait is not None:
+                wait, queued = prefill_wait, True
         self._wait = wait
         self._throughput.watch(now, queued)
         return effects
@@ -527,13 +520,13 @@ class Dispatcher:
 
     # Batch slots
 
-    def _preempt(self, pausing: Callable[[str], bool], now: float) -> list[Effect]:
+    def _preempt(self, heads: Callable[[], list[Ticket]], now: float) -> list[Effect]:
         """Places a request without room by preempting other requests. Returns no effects if no
-        request has to be preempted.
+        request has to be preempted. `heads` returns the requests that may be placed.
         """
         if now < self._preempt_at or not self._config.router.preemption:
             return []
-        tickets = self._queue.heads(pausing)
+        tickets = heads()
         for entry in (self._entries[one.request_id] for one in tickets):
             way = make_way(
                 entry,
@@ -571,14 +564,6 @@ class Dispatcher:
             Send(worker, Renew(tuple(ids), self._settings.lease_seconds))
             for worker, ids in leases.items()
         ]
-
-
-def _gone(life: Lifecycle) -> Unavailable:
-    fingerprint = "" if life.model is None else life.model.fingerprint
-    return Unavailable(
-        f"model version {fingerprint!r:.150} generated the first {len(life.tokens)} tokens, "
-        "and no worker serves it any more; send the request again from its start"
-    )
 
 
 def _notices(*found: tuple[str, str]) -> list[Effect]:

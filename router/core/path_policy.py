@@ -21,9 +21,10 @@ class WorkerView:
 
     worker_id: str
     pool: PoolName
-    # The worker refused a request recently, or its sequences use all its room.
+    # The worker refused a request recently, its sequences use all its room, or the prompts that it
+    # has to prefill keep it busy.
     full: bool = False
-    # Prefill: assigned prompt tokens that are not computed yet.
+    # Prefill: assigned prompt tokens that are not computed yet, as estimated.
     queued_tokens: int = 0
     # Decode: tokens of the sequences on the worker.
     held_tokens: int = 0
@@ -72,6 +73,8 @@ class Wait:
     why: str
     # True if no worker is ready; False if the ready workers are full.
     no_worker: bool = False
+    # True if a decode worker has room, and the prefill workers are busy.
+    for_prefill: bool = False
 
 
 def assign(
@@ -132,7 +135,7 @@ def assign(
 
     prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))
     if prefill is None:
-        return Wait(f"all {len(prefillers)} prefill workers are full")
+        return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
     reason, why, load = _explain(prefill, num_tokens, config.policy)
     source = _source(prefill, [one for one in workers if one.model.is_same(prefill.model)])
     cached = prefill.cached_tokens

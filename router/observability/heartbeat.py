@@ -57,6 +57,8 @@ class Heartbeat:
             running=dispatcher.running,
             waiting=dispatcher.waiting,
             waiting_tokens=dispatcher.waiting_tokens,
+            waiting_for_prefill=dispatcher.waiting_for_prefill,
+            waiting_prefill_tokens=dispatcher.waiting_prefill_tokens,
             finished=self._metrics.finished,
             failed=self._metrics.failed,
             rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,

@@ -381,8 +381,36 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a version that is gone for good",
+        "prompts stay in the queue while prefill workers are busy",
+        "router/core/workers/worker_table.py",
+        "over = over or backlog >= self._backlog",
+        "pass",
+        (
+            "unit/router/core/test_late_binding.py::test_a_busy_worker_gets_one_prompt_ahead_and_the_others_hold_no_batch_slot",
+            "unit/router/core/test_late_binding.py::test_a_worker_that_joins_takes_from_the_queue_at_once",
+        ),
+    ),
+    Mutant(
+        "requests that need no prefill worker do not wait for one",
         DISPATCHER,
+        "                prefill_wait = decision\n                continue",
+        "                wait, queued = decision, True\n                break",
+        (
+            "unit/router/core/test_late_binding.py::test_who_needs_no_prefill_worker_does_not_wait_for_one",
+        ),
+    ),
+    Mutant(
+        "the queue moves when a prefill worker ends a prompt",
+        DISPATCHER,
+        "if self._workers.prompt_ended(entry.claim, entry.life, now):",
+        "if not self._workers.prompt_ended(entry.claim, entry.life, now):",
+        (
+            "unit/router/core/test_late_binding.py::test_a_prompt_that_ends_makes_room_for_the_next_at_once",
+        ),
+    ),
+    Mutant(
+        "a version that is gone for good",
+        "router/core/model_versions.py",
         "return now - entry.lone_since >= GONE_S",
         "return False",
         (
@@ -391,9 +419,9 @@ MUTANTS = (
     ),
     Mutant(
         "a resumed answer of another version",
-        DISPATCHER,
-        "if self._workers.any_decodes and not self._workers.serves(model):\n            raise",
-        "if False:\n            raise",
+        "router/core/model_versions.py",
+        "if workers.any_decodes and not workers.serves(model):\n        raise",
+        "if False:\n        raise",
         (
             "unit/router/core/test_compatibility.py::test_a_resumed_answer_is_refused_at_another_version",
             "unit/router/core/test_compatibility.py::test_clients_are_told_the_version_and_held_to_it",

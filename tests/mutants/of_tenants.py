@@ -13,7 +13,7 @@ MUTANTS = (
     Mutant(
         "requests of a tenant above its share give way",
         DISPATCHER,
-        "placed = [] if decision.no_worker else self._preempt(pausing, now)",
+        "placed = [] if decision.no_worker else self._preempt(heads, now)",
         "placed = []",
         (
             f"{SLOTS_TESTS}::test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others",
@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "who was preempted goes first among its tenant's",
         QUEUE,
-        "                _to_front(share.lines[ticket.priority], ticket)\n",
-        "",
+        "                    _to_front(line, ticket)\n",
+        "                    pass\n",
         (
             "unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",
         ),

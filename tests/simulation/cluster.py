@@ -30,7 +30,7 @@ from simulation.toy_engine import MODEL, ToyRunner
 from simulation.virtual_loop import Process, VirtualLoop, current_process
 
 import kvrelay.state.registry
-import router.core.dispatcher
+import router.core.model_versions
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
@@ -109,7 +109,7 @@ class Cluster:
                 "_unix_us",
                 lambda: round(1e6 * (1e9 + current_process().now())),
             ),
-            (router.core.dispatcher, "GONE_S", GONE_S),
+            (router.core.model_versions, "GONE_S", GONE_S),
         )
         with in_place(places):
             yield

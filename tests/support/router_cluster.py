@@ -4,14 +4,15 @@ same time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from support.fake_worker import FakeWorker, answer, worker_info
+from support.fake_worker import FakeWorker, Key, answer, worker_info
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Cancelled, KvRelayError
-from kvrelay.messages import Command, Event, TokenBatch
+from kvrelay.messages import Command, Event, SequenceTokens, TokenBatch
 from kvrelay.types.requests import PrefillTimings
 from kvrelay.types.workers import PoolName
 from router.core.dispatcher import Dispatcher
@@ -63,6 +64,9 @@ class VirtualCluster:
         self.cut: set[tuple[str, str]] = set()
         # What a prefill worker says that a prompt took, instead of 40 ms
         self.compute_s: dict[str, float] = {}
+        # Prompt tokens that a prefill worker computes in a step; all that it has if None
+        self.prefill_tokens: int | None = None
+        self._computed: Counter[tuple[str, Key]] = Counter()
         self.poisonous: Callable[[str, str, int], bool] = lambda _worker, _request, _tokens: False
         self.restart_s = 1.0
         self._starts: dict[str, tuple[PoolName, float]] = {}
@@ -144,7 +148,15 @@ class VirtualCluster:
         worker = self.workers[worker_id]
         for event in worker.step():
             self.hear(worker_id, event)
+        room = self.prefill_tokens
         for key, prompt in list(worker.prompts.items()):
+            if room is not None:
+                left = len(prompt.spec.token_ids) - self._computed[worker_id, key]
+                self._computed[worker_id, key] += min(room, left)
+                if room < left:
+                    break
+                room -= left
+                del self._computed[worker_id, key]
             target = prompt.target.worker_id
             peer = None if (worker_id, target) in self.cut else self.workers.get(target)
             for event in worker.prefill(key, peer):
@@ -154,8 +166,18 @@ class VirtualCluster:
         """A prefill worker's tokens, with the time that they took."""
         if not isinstance(event, TokenBatch):
             return event
-        timings = PrefillTimings(0.0, self.compute_s.get(worker_id, 0.04), 0, 1)
-        return TokenBatch(tuple(replace(one, prefill=timings) for one in event.sequences))
+        return TokenBatch(
+            tuple(
+                replace(one, prefill=PrefillTimings(0.0, self._seconds(worker_id, one), 0, 1))
+                for one in event.sequences
+            )
+        )
+
+    def _seconds(self, worker_id: str, first: SequenceTokens) -> float:
+        if self.prefill_tokens is None:
+            return self.compute_s.get(worker_id, 0.04)
+        prompt = self.records[first.request_id].request.token_ids
+        return STEP_S * (len(prompt) + first.index) / self.prefill_tokens
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

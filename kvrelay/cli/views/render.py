@@ -10,6 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
+    from kvrelay.types.control_plane import RouterLoad
     from kvrelay.types.requests import Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
@@ -44,15 +45,20 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
+def waiting(router: RouterLoad) -> str:
+    """Formats the numbers of waiting requests."""
+    for_prefill = router.waiting_for_prefill
+    return f"{router.waiting} waiting" + (f" ({for_prefill} for prefill)" if for_prefill else "")
+
+
 def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:
     """Renders the status of a cluster in `width` columns."""
     pools = ", ".join(f"{pool.name} {len(pool.workers)} of {pool.desired}" for pool in status.pools)
     router = status.router
     header = (
         f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
-        f"requests: {router.running} running, {router.waiting} waiting, {router.finished} "
-        f"finished, "
-        f"{router.failed} failed; router {size(router.rss_bytes)}"
+        f"requests: {router.running} running, {waiting(router)}, "
+        f"{router.finished} finished, {router.failed} failed; router {size(router.rss_bytes)}"
     )
     loads = [worker.load for pool in status.pools for worker in pool.workers]
     if drafts := sum(load.draft_tokens for load in loads):

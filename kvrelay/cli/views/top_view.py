@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kvrelay.cli.views.render import size
+from kvrelay.cli.views.render import size, waiting
 
 if TYPE_CHECKING:
     from kvrelay.types.control_plane import ScalingDecision
@@ -46,7 +46,7 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
     lines = [
         Text.assemble(
             (status.state, _STATE_STYLES.get(status.state, "")),
-            f"   requests {router.running} running, {router.waiting} waiting",
+            f"   requests {router.running} running, {waiting(router)}",
             f"   {router.finished} finished, {router.failed} failed",
         ),
         Text(

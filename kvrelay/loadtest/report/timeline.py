@@ -63,6 +63,8 @@ class Sample:
     # Requests without workers.
     waiting: int
     pools: dict[str, PoolSample]
+    # Those of them that wait for a prefill worker.
+    waiting_for_prefill: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ class Watch:
     def _take(self, status: ClusterStatus) -> None:
         now = time.perf_counter() - self._start
         pools: dict[str, PoolSample] = {pool.name: PoolSample.of(pool) for pool in status.pools}
-        self._samples.append(Sample(now, status.router.running, status.router.waiting, pools))
+        router = status.router
+        self._samples.append(
+            Sample(now, router.running, router.waiting, pools, router.waiting_for_prefill)
+        )
         self._decisions |= dict.fromkeys(
             one for one in status.decisions if one.unix_time >= self._unix_start
         )

@@ -25,6 +25,10 @@ class Ticket:
     tokens: int = field(compare=False)
 
 
+# Requests of one tenant by priority and request id.
+Lines = dict[int, OrderedDict[str, Ticket]]
+
+
 class Share:
     """One tenant's use of the cluster and of the queue."""
 
@@ -36,8 +40,10 @@ class Share:
         self.waiting = 0
         self.waiting_tokens = 0
         # Its new requests of each priority, in order of arrival, and these priorities in order.
-        self.lines: dict[int, OrderedDict[str, Ticket]] = {}
+        self.lines: Lines = {}
         self.priorities: list[int] = []
+        # The part of `lines` that does not wait for a prefill worker.
+        self.ready: Lines = {}
 
     @property
     def capped(self) -> bool:
@@ -75,6 +81,8 @@ class FairQueue:
       clients wait in mid-stream.
     - Preempted requests go first only within their tenant; otherwise they would take back their
       batch slots.
+    - Requests that found all prefill workers busy are `deferred`. Others, which need no prefill
+      worker, may overtake them.
 
     `overflow` bounds the queue.
     """
@@ -85,6 +93,9 @@ class FairQueue:
         self._shares: dict[str, Share] = {}
         self._where: dict[str, tuple[Ticket, Share]] = {}
         self._preempted: set[str] = set()
+        # Requests that wait for a prefill worker.
+        self._deferred: set[str] = set()
+        self._deferred_tokens = 0
         # Counter of the tenant that was served last.
         self._virtual_time = 0.0
 
@@ -98,6 +109,16 @@ class FairQueue:
     def tokens(self) -> int:
         """Tokens of the waiting prompts."""
         return sum(one.waiting_tokens for one in self._shares.values())
+
+    @property
+    def deferred(self) -> int:
+        """Number of requests that wait for a prefill worker."""
+        return len(self._deferred)
+
+    @property
+    def deferred_tokens(self) -> int:
+        """Tokens of the requests that wait for a prefill worker."""
+        return self._deferred_tokens
 
     def share(self, tenant: Tenant) -> Share:
         """Returns the tenant's share and updates it to the given tenant settings."""
@@ -119,16 +140,18 @@ class FairQueue:
         if share.waiting == 0:
             share.counter = max(share.counter, self._virtual_time)
         if returned:
-            line = self._returned.setdefault(ticket.priority, [])
-            insort(line, (ticket, share), key=lambda pair: pair[0])
+            pairs = self._returned.setdefault(ticket.priority, [])
+            insort(pairs, (ticket, share), key=lambda pair: pair[0])
         else:
             if ticket.priority not in share.lines:
-                share.lines[ticket.priority] = OrderedDict()
                 insort(share.priorities, ticket.priority)
-            share.lines[ticket.priority][ticket.request_id] = ticket
+            for lines in (share.lines, share.ready):
+                line = lines.setdefault(ticket.priority, OrderedDict())
+                line[ticket.request_id] = ticket
+                if preempted:
+                    _to_front(line, ticket)
             if preempted:
                 self._preempted.add(ticket.request_id)
-                _to_front(share.lines[ticket.priority], ticket)
         self._where[ticket.request_id] = ticket, share
         share.waiting += 1
         share.waiting_tokens += ticket.tokens
@@ -141,22 +164,31 @@ class FairQueue:
         self._preempted.discard(request_id)
         share.waiting -= 1
         share.waiting_tokens -= ticket.tokens
-        line = share.lines.get(ticket.priority, OrderedDict())
-        if request_id in line:
-            del line[request_id]
-            if not line:
-                del share.lines[ticket.priority]
+        if request_id in self._deferred:
+            self._deferred.remove(request_id)
+            self._deferred_tokens -= ticket.tokens
+        if request_id in share.lines.get(ticket.priority, ()):
+            _drop(share.ready, ticket)
+            _drop(share.lines, ticket)
+            if ticket.priority not in share.lines:
                 share.priorities.remove(ticket.priority)
         else:
             self._returned[ticket.priority].remove((ticket, share))
             if not self._returned[ticket.priority]:
                 del self._returned[ticket.priority]
 
-    def next(self, pausing: Callable[[str], bool]) -> Ticket | None:
-        """Returns the next request without removing it. Skips requests that are `pausing` and
-        tenants that are capped.
+    def defer(self, ticket: Ticket) -> None:
+        """Records that the request waits for a prefill worker."""
+        if ticket.request_id not in self._deferred:
+            self._deferred.add(ticket.request_id)
+            self._deferred_tokens += ticket.tokens
+            _drop(self._where[ticket.request_id][1].ready, ticket)
+
+    def next(self, pausing: Callable[[str], bool], deferred: bool = True) -> Ticket | None:
+        """Returns the next request without removing it. Skips requests that are `pausing`, tenants
+        that are capped, and unless `deferred` the requests that wait for a prefill worker.
         """
-        for returned, lines in self._levels():
+        for returned, lines in self._levels(deferred):
             for ticket, share in returned:
                 if not share.capped and not pausing(ticket.request_id):
                     return ticket
@@ -166,7 +198,7 @@ class FairQueue:
                 return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
         return None
 
-    def heads(self, pausing: Callable[[str], bool]) -> list[Ticket]:
+    def heads(self, pausing: Callable[[str], bool], deferred: bool = True) -> list[Ticket]:
         """Returns the next request of each tenant, if other tenants have requests with workers.
 
         All returned requests have the most urgent priority with any candidate, in the order of
@@ -174,7 +206,7 @@ class FairQueue:
         at most MOST_HEADS are returned.
         """
         holding = {one for one in self._shares.values() if one.running}
-        for returned, lines in self._levels() if holding else ():
+        for returned, lines in self._levels(deferred) if holding else ():
             heads: dict[Share, Ticket] = {}
             for ticket, share in returned:
                 if share not in heads and not share.capped and not pausing(ticket.request_id):
@@ -249,16 +281,20 @@ class FairQueue:
         return next((one for one in newest if one.request_id not in self._preempted), None)
 
     def _levels(
-        self,
+        self, deferred: bool
     ) -> Iterator[tuple[list[tuple[Ticket, Share]], list[tuple[Share, OrderedDict[str, Ticket]]]]]:
         """Yields, most urgent priority first, the requests that had workers before and the new
         requests of each tenant that is not capped.
         """
         shares = [one for one in self._shares.values() if one.lines and not one.capped]
-        urgent_first = merge(sorted(self._returned), *(one.priorities for one in shares))
+        priorities = [one.priorities if deferred else sorted(one.ready) for one in shares]
+        urgent_first = merge(sorted(self._returned), *priorities)
         for priority, _ in groupby(urgent_first):
-            lines = [(one, one.lines[priority]) for one in shares if priority in one.lines]
-            yield self._returned.get(priority, []), lines
+            returned = self._returned.get(priority, [])
+            if not deferred:
+                returned = [one for one in returned if one[0].request_id not in self._deferred]
+            found = [(one, (one.lines if deferred else one.ready).get(priority)) for one in shares]
+            yield returned, [(one, line) for one, line in found if line is not None]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -273,6 +309,13 @@ def _below_share(shares: list[Share]) -> list[Share]:
     """
     least = min(((one.running + 1) / one.tenant.weight for one in shares), default=0.0)
     return [one for one in shares if one.running / one.tenant.weight < least]
+
+
+def _drop(lines: Lines, ticket: Ticket) -> None:
+    """Removes the ticket from its line, if it is there."""
+    line = lines.get(ticket.priority)
+    if line is not None and line.pop(ticket.request_id, None) is not None and not line:
+        del lines[ticket.priority]
 
 
 def _to_front(line: OrderedDict[str, Ticket], ticket: Ticket) -> None:

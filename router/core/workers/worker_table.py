@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
@@ -23,6 +23,11 @@ FULL_FOR_S = (0.1, 2.0)
 REFUSALS = 2
 # Delay before another preemption for that reason, since blocks are freed at the end of a step.
 PREEMPT_AGAIN_S = 1.0
+# A prefill worker gets no further prompt while it has this many chunks to compute. So a prompt goes
+# to the worker that is free first, even to one that joins later.
+BACKLOG_CHUNKS = 2
+# Weight of the last prompt in a worker's measured prefill rate.
+RATE_SHARE = 1 / 4
 # Index size for a worker that does not report its number of blocks.
 INDEX_BLOCKS = 65_536
 # Hashes of a sequence, by block size.
@@ -38,8 +43,13 @@ class Worker:
     sequences: int = 0
     # Tokens of these sequences.
     held_tokens: int = 0
-    # Prompt tokens that the worker has yet to prefill.
+    # Claims whose prompts the worker has yet to prefill, oldest first, and their tokens.
+    prompts: dict[Claim, None] = field(default_factory=dict)
     queued_tokens: int = 0
+    # Time since when it computes the oldest of them.
+    computing_since: float = 0.0
+    # Measured prompt tokens per second; 0 before the first measurement.
+    prefill_rate: float = 0.0
     full_until: float = 0.0
     # Consecutive refusals.
     refusals: int = 0
@@ -49,14 +59,39 @@ class Worker:
     leader: tuple[str, int] | None = None
     stepped_at: float = 0.0
 
+    def backlog(self, now: float) -> int:
+        """Returns the prompt tokens that the worker has yet to prefill. Estimates the progress of
+        the oldest prompt by the measured rate.
+        """
+        oldest = next(iter(self.prompts), None)
+        if oldest is None:
+            return 0
+        computed = min(self.prefill_rate * (now - self.computing_since), oldest.queued_tokens)
+        return self.queued_tokens - int(computed)
 
-@dataclass(slots=True)
+    def queue_prompt(self, claim: Claim, now: float) -> None:
+        """Adds the claim's prompt."""
+        if not self.prompts:
+            self.computing_since = now
+        self.prompts[claim] = None
+        self.queued_tokens += claim.queued_tokens
+
+    def end_prompt(self, claim: Claim, now: float) -> None:
+        """Removes the claim's prompt, which is computed or abandoned."""
+        if claim in self.prompts:
+            del self.prompts[claim]
+            self.queued_tokens -= claim.queued_tokens
+            self.computing_since = now
+
+
+@dataclass(slots=True, eq=False)
 class Claim:
     """The load of one running request on its workers, as counted in the table."""
 
     decode: Worker
     prefill: Worker | None
     held_tokens: int
+    # Prompt tokens that the prefill worker has to compute.
     queued_tokens: int
 
 
@@ -67,6 +102,7 @@ class Workers:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._slots = config.decode.max_batch
+        self._backlog = BACKLOG_CHUNKS * config.prefill.chunk_tokens
         self._caches = config.kv.prefix_cache
         self.health = Health()
         self.link_health = LinkHealth()
@@ -126,30 +162,35 @@ class Workers:
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
         if prefill is not None:
-            prefill.queued_tokens += claim.queued_tokens
+            prefill.queue_prompt(claim, now)
         return claim
+
+    def prompt_ended(self, claim: Claim, life: Lifecycle, now: float) -> bool:
+        """Whether the prefill worker has just ended the prompt of a running request, so that it may
+        take another.
+        """
+        prefill = claim.prefill
+        if prefill is None or claim not in prefill.prompts:
+            return False
+        if life.state in ("reserving", "prefilling"):
+            return False
+        prefill.end_prompt(claim, now)
+        return True
 
     def grown(self, claim: Claim, life: Lifecycle) -> int:
         """Updates the load of a running request. Returns the number of new tokens."""
-        if (
-            claim.queued_tokens
-            and claim.prefill is not None
-            and life.state not in ("reserving", "prefilling")
-        ):
-            claim.prefill.queued_tokens -= claim.queued_tokens
-            claim.queued_tokens = 0
         tokens = life.num_tokens - claim.held_tokens
         claim.held_tokens += tokens
         claim.decode.held_tokens += tokens
         return tokens
 
-    def leave(self, claim: Claim) -> None:
+    def leave(self, claim: Claim, now: float) -> None:
         """Removes the request's load. The workers may have room again."""
         claim.decode.sequences -= 1
         claim.decode.held_tokens -= claim.held_tokens
         claim.decode.full_until = 0.0
         if claim.prefill is not None:
-            claim.prefill.queued_tokens -= claim.queued_tokens
+            claim.prefill.end_prompt(claim, now)
             claim.prefill.full_until = 0.0
 
     def refused(self, worker_id: str, now: float) -> None:
@@ -207,7 +248,12 @@ class Workers:
             and worker_id == life.assignment.prefill
         ):
             computed = max(1, life.num_tokens - first.prefill.cached_tokens)
-            self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
+            seconds = first.prefill.compute_seconds
+            self.health.worked(worker_id, computed, seconds, now)
+            if seconds > 0:
+                worker = self._workers[worker_id]
+                share = RATE_SHARE if worker.prefill_rate else 1.0
+                worker.prefill_rate += (computed / seconds - worker.prefill_rate) * share
 
     def remember(self, worker_id: str, hashes: Hashes) -> None:
         """Records that the worker's prefix cache holds this sequence, or soon will."""
@@ -258,6 +304,9 @@ class Workers:
             over = worker.sequences >= self._slots or bool(
                 room and worker.held_tokens and worker.held_tokens + needed > room
             )
+            backlog = worker.backlog(now)
+            if info.pool == "prefill":
+                over = over or backlog >= self._backlog
             # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
@@ -266,7 +315,7 @@ class Workers:
                     worker_id,
                     info.pool,
                     full=over or now < worker.full_until,
-                    queued_tokens=worker.queued_tokens,
+                    queued_tokens=backlog,
                     held_tokens=worker.held_tokens,
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,

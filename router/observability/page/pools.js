@@ -24,7 +24,7 @@ export class Pools {
     keyed(decisions, snapshot.decisions, (one) => `${one.unix_time} ${one.pool}`, decisionNode, () => {});
     decisions.classList.toggle("none", !snapshot.decisions.length);
     const { waiting, router } = snapshot;
-    say(byId("queue"), waiting ? `router queue: ${count(waiting)} requests, ${count(router.waiting_tokens)} tokens` : "router queue empty");
+    say(byId("queue"), waiting ? `router queue: ${count(waiting)} requests, ${count(router.waiting_tokens)} tokens; ${count(router.waiting_for_prefill)} wait for a prefill worker` : "router queue empty");
     const { finished, failed, handoff_bytes } = snapshot.totals;
     say(byId("totals"), `${count(finished)} answered, ${count(failed)} failed, ${bytes(handoff_bytes)} handed off`);
   }

@@ -85,35 +85,52 @@ def test_decode_is_measured_by_what_waits_in_it_and_before_it() -> None:
     assert seen.metrics["kv_occupancy"] == 0.9
 
 
-def test_what_holds_a_slot_for_its_prompt_is_no_load_of_the_decode_pool() -> None:
-    """Prompts that wait for prefill workers hold batch slots and blocks, so requests wait in the
-    router, too.
-    """
+def test_prompts_that_wait_at_the_routers_are_the_prefill_pools_queue() -> None:
+    """The blocks that are leased to prompts are no load of the decode pool."""
     behind = (
-        worker("prefill", 0, waiting=14, waiting_tokens=9000, busy_share=1.0),
-        worker("prefill", 1, waiting=0, busy_share=0.5),
+        worker(
+            "prefill",
+            0,
+            waiting=1,
+            waiting_tokens=900,
+            busy_share=1.0,
+            tokens_per_second=500.0,
+            queue_wait_p95_ms=90.0,
+        ),
+        worker("prefill", 1, busy_share=0.5, tokens_per_second=300.0),
         worker(
             "decode",
             0,
             running=2,
-            leases=14,
+            leases=2,
             blocks_total=100,
             blocks_held=90,
             blocks_leased=80,
             busy_share=0.1,
         ),
     )
+    routers = (
+        replace(ROUTERS[0], waiting_for_prefill=5, waiting_prefill_tokens=600),
+        replace(ROUTERS[1], waiting_for_prefill=7, waiting_prefill_tokens=200),
+    )
     prefill, decode = (
-        snapshot("prefill", 2, behind, ROUTERS),
-        snapshot("decode", 1, behind, ROUTERS),
+        snapshot("prefill", 2, behind, routers),
+        snapshot("decode", 1, behind, routers),
     )
-    assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (
-        14 + 12,
-        9000 + 1200,
-    )
-    assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 0)
+    assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (1 + 12, 900 + 800)
+    assert prefill.metrics["queue_wait_p95_ms"] == 90.0 + 1000 * 800 / 800
+    assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 1200 - 800)
     assert (prefill.metrics["ttft_p95_ms"], decode.metrics["kv_occupancy"]) == (120.0, 0.1)
     assert (prefill.busy_share, decode.busy_share) == (0.75, 0.1)
+    # Without prefill workers, decode workers compute the prompts.
+    assert snapshot("decode", 1, behind[2:], routers).metrics["queue_depth"] == 12
+
+
+def test_ttft_says_nothing_of_the_prefill_pool_while_batch_slots_are_short() -> None:
+    waits = replace(ROUTERS[0], waiting=7, waiting_for_prefill=6)
+    assert "ttft_p95_ms" not in snapshot("prefill", 2, WORKERS, (waits,)).metrics
+    waits = replace(waits, waiting_for_prefill=7)
+    assert "ttft_p95_ms" in snapshot("prefill", 2, WORKERS, (waits,)).metrics
 
 
 def test_an_empty_prefill_pool_sees_what_waits_elsewhere() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,8 @@ def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     assert "itl_p95_ms" not in idle.pools["decode"].metrics, "four still wait"
 
 
-def test_where_prompts_hold_the_slots_what_waits_waits_for_prefill() -> None:
-    (moment,) = moments_of(report(sample(1.0, answers=2)))
+def test_prompts_that_wait_in_the_router_wait_for_prefill() -> None:
+    (moment,) = moments_of(report(replace(sample(1.0), waiting_for_prefill=4)))
     assert [moment.pools[pool].metrics["queue_depth"] for pool in ("prefill", "decode")] == [7, 3]
 
 

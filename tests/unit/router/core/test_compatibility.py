@@ -20,8 +20,9 @@ from kvrelay.types.workers import ModelVersion, WorkerInfo
 from kvrelay.wire.inference import GenerateRequest
 from kvrelay.wire.inference import pb as inference_pb
 from router.core.compatibility import misfit
-from router.core.dispatcher import GONE_S, Dispatcher
+from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Send
+from router.core.model_versions import GONE_S
 from router.core.path_policy import Assignment, Wait, WorkerView, assign
 from router.core.request import Request
 from router.frontend.validation import resumed_model

@@ -101,11 +101,14 @@ def test_choice_of_the_decode_worker(
             "all 2 decode workers are full",
             False,
         ),
-        ([decode("d"), prefill("p", full=True)], "all 1 prefill workers are full", False),
+        ([decode("d"), prefill("p", full=True)], "all 1 prefill workers are busy", False),
     ],
 )
 def test_waits(workers: list[WorkerView], why: str, no_worker: bool) -> None:
-    assert assign(workers, 900, NOBODY, config()) == Wait(why, no_worker)
+    found = assign(workers, 900, NOBODY, config())
+    assert isinstance(found, Wait)
+    assert (found.why, found.no_worker) == (why, no_worker)
+    assert found.for_prefill == ("prefill" in why)
 
 
 def test_workers_that_failed_the_request_are_the_last_resort() -> None:

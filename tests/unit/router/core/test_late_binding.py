@@ -1,0 +1,141 @@
+"""Prompts stay in the router's queue until a prefill worker is about to need them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.dispatched import SHORT, request
+from support.router_cluster import STEP_S, VirtualCluster
+
+CHUNK = 512
+# Tokens that a prefill worker computes in a step: a chunk takes 8 steps.
+PER_STEP = CHUNK // 8
+
+
+def cluster_of(prefill: int, decode: int, slots: int = 64) -> VirtualCluster:
+    cluster = VirtualCluster(prefill, decode, slots)
+    cluster.prefill_tokens = PER_STEP
+    return cluster
+
+
+def submit(cluster: VirtualCluster, name: str, tokens: int, deadline: float = 10_000.0) -> None:
+    first = len(cluster.records)
+    prompt = tuple(range(first, first + tokens))
+    cluster.submit(request(name, prompt, deadline=cluster.now + deadline))
+
+
+def queued(cluster: VirtualCluster, worker_id: str) -> int:
+    worker = cluster.dispatcher._workers.get(worker_id)
+    assert worker is not None
+    return len(worker.prompts)
+
+
+def test_a_busy_worker_gets_one_prompt_ahead_and_the_others_hold_no_batch_slot() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(20):
+        submit(cluster, f"long{number}", 900)
+    cluster.run(2 * STEP_S)
+    assert queued(cluster, "p0") == 2
+    assert len(cluster.workers["d0"].sequences) == 2
+    assert cluster.dispatcher.waiting_for_prefill == 18
+    cluster.settle()
+    assert all(one.whole for one in cluster.records.values())
+
+
+def test_short_prompts_for_one_chunk_go_to_the_worker_together() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(64):
+        submit(cluster, f"medium{number}", 64)
+    cluster.run(2 * STEP_S)
+    assert queued(cluster, "p0") * 64 == 2 * CHUNK
+
+
+def test_a_prompt_that_ends_makes_room_for_the_next_at_once() -> None:
+    """The queue does not wait for the next tick."""
+    cluster = cluster_of(1, 1)
+    cluster.dispatcher.tick = lambda now: []  # type: ignore[method-assign]
+    for number in range(6):
+        submit(cluster, f"long{number}", 2000)
+    cluster.run(STEP_S * 8 * 4 * 6)
+    assert sum(bool(one.tokens) for one in cluster.records.values()) >= 5
+
+
+def test_a_worker_that_joins_takes_from_the_queue_at_once() -> None:
+    cluster = cluster_of(1, 2)
+    for number in range(20):
+        submit(cluster, f"long{number}", 4000)
+    cluster.run(1.0)
+    assert queued(cluster, "p0") == 1
+    cluster.start("p1", "prefill")
+    assert queued(cluster, "p1") == 1
+    cluster.settle()
+    ended = {one: cluster.records[f"long{one}"].ended_at for one in range(20)}
+    assert sorted(ended, key=lambda one: ended[one]) == list(range(20)), "in order of arrival"
+
+
+def test_who_needs_no_prefill_worker_does_not_wait_for_one() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(20):
+        submit(cluster, f"long{number}", 4000)
+    cluster.run(1.0)
+    cluster.submit(request("short", SHORT))
+    cluster.run(6 * STEP_S)
+    assert cluster.records["short"].whole
+    assert cluster.dispatcher.waiting_for_prefill == 19
+    assert cluster.dispatcher.waiting_prefill_tokens == 19 * 4000
+
+
+def test_a_prompt_whose_turn_does_not_come_ends_at_its_deadline() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(4):
+        submit(cluster, f"long{number}", 4000)
+    submit(cluster, "hasty", 4000, deadline=5.0)
+    cluster.run(6.0)
+    ended = cluster.records["hasty"].end
+    assert ended is not None
+    assert ended.error is not None
+    assert ended.error.code.name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+    assert cluster.dispatcher.waiting_for_prefill == 1
+    cluster.kill("p0")
+    cluster.settle()
+    assert cluster.dispatcher.waiting_for_prefill == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(9, 6000), min_size=1, max_size=40),
+    st.lists(st.sampled_from(["join", "leave", "more", "cancel"]), max_size=12),
+    st.integers(1, 3),
+)
+def test_no_prefill_worker_idles_while_a_prompt_waits_in_the_queue(
+    sizes: list[int], changes: list[str], prefill: int
+) -> None:
+    cluster = cluster_of(prefill, 2)
+    for number, size in enumerate(sizes):
+        submit(cluster, f"r{number}", size)
+    for turn, change in enumerate(changes):
+        workers = sorted(one for one in cluster.workers if one.startswith("p"))
+        match change:
+            case "join":
+                cluster.start(f"p{9 + turn}", "prefill")
+            case "leave" if len(workers) > 1:
+                cluster.restart_s = 10_000.0
+                cluster.kill(workers[0], expected=True)
+            case "more":
+                submit(cluster, f"more{turn}", 3000)
+            case "cancel":
+                cluster.cancel(f"r{turn}")
+        for _ in range(7):
+            cluster.step()
+            workers = sorted(one for one in cluster.workers if one.startswith("p"))
+            if cluster.dispatcher.waiting:
+                assert all(queued(cluster, one) for one in workers)
+            for one in workers:
+                worker = cluster.dispatcher._workers.get(one)
+                assert worker is not None
+                tokens = [claim.queued_tokens for claim in worker.prompts]
+                assert sum(tokens[1:-1]) < 2 * CHUNK, "one prompt runs, and the last filled it up"
+    cluster.restart_s = 1.0
+    cluster.settle()
+    assert not cluster.dispatcher.waiting_for_prefill
+    assert not cluster.dispatcher.waiting_prefill_tokens
