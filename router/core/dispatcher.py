@@ -108,13 +108,15 @@ class Dispatcher:
 
     @property
     def waiting_for_prefill(self) -> int:
-        """Number of requests in the queue that wait for a prefill worker."""
-        return self._queue.deferred
+        """Number of requests in the queue that wait for a prefill worker. 0 while decode workers
+        have no room either.
+        """
+        return self._queue.deferred if self._wait.for_prefill else 0
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """Tokens of the requests that wait for a prefill worker."""
-        return self._queue.deferred_tokens
+        """Tokens of the requests that `waiting_for_prefill` counts."""
+        return self._queue.deferred_tokens if self._wait.for_prefill else 0
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:

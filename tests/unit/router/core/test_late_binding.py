@@ -85,6 +85,14 @@ def test_who_needs_no_prefill_worker_does_not_wait_for_one() -> None:
     assert cluster.dispatcher.waiting_prefill_tokens == 19 * 4000
 
 
+def test_where_decode_workers_have_no_room_nobody_waits_for_prefill() -> None:
+    cluster = cluster_of(1, 1, slots=2)
+    for number in range(20):
+        submit(cluster, f"long{number}", 400)
+    cluster.run(2 * STEP_S)
+    assert (cluster.dispatcher.waiting, cluster.dispatcher.waiting_for_prefill) == (18, 0)
+
+
 def test_a_prompt_whose_turn_does_not_come_ends_at_its_deadline() -> None:
     cluster = cluster_of(1, 1)
     for number in range(4):
