@@ -41,17 +41,24 @@ async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet)
         fault = record(case, f"{LOAD} times what can be taken")
         for worker in fleet.pool("decode"):
             worker.handoffs.part()  # so that nobody leaves a batch slot
-        asked = [
-            fleet.ask(case, "row-23", prompt, routers=(router,), deadline_s=60.0)
-            for prompt in prompts * LOAD
-        ]
+        asked: list[Asking] = []
+        load = prompts * LOAD
+        # Those that fill the batch slots do not wait for a prefill worker when the others come.
+        for part in (load[:SLOTS], load[SLOTS:]):
+            asked += [
+                fleet.ask(case, "row-23", prompt, routers=(router,), deadline_s=60.0)
+                for prompt in part
+            ]
+            async with asyncio.timeout(60):
+                while (await router.status()).router.running < SLOTS:
+                    await asyncio.sleep(0.02)
         refused = await ended(fleet, asked, len(asked) - SLOTS - QUEUE)
-        load = (await router.status()).router
-        assert (load.running, load.waiting) == (SLOTS, QUEUE)
+        seen = (await router.status()).router
+        assert (seen.running, seen.waiting) == (SLOTS, QUEUE)
         fault.evidence.append(
             Evidence(
                 time.monotonic(),
-                f"{len(refused)} refused, {load.running} run, all batch slots are held",
+                f"{len(refused)} refused, {seen.running} run, all batch slots are held",
             )
         )
         for worker in fleet.pool("decode"):
