@@ -442,7 +442,13 @@ class Dispatcher:
             )
 
         prefill_wait: Wait | None = None
-        while (ticket := self._queue.next(pausing, deferred=prefill_wait is None)) is not None:
+        # Tenants for which the prefill workers are busy; None stands for all.
+        busy: set[str | None] = set()
+
+        def busy_for(tenant: str) -> bool:
+            return None in busy or tenant in busy
+
+        while (ticket := self._queue.next(pausing, busy_for)) is not None:
             entry = self._entries[ticket.request_id]
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
@@ -464,10 +470,11 @@ class Dispatcher:
                 continue
             if isinstance(decision, Wait) and decision.for_prefill:
                 self._queue.defer(ticket)
-                prefill_wait = decision
+                prefill_wait, tenant = decision, entry.life.request.tenant.name
+                busy.add(tenant if self._workers.has_prompt_of(tenant) else None)
                 continue
             if isinstance(decision, Wait):
-                heads = partial(self._queue.heads, pausing, deferred=prefill_wait is None)
+                heads = partial(self._queue.heads, pausing, busy_for)
                 placed = [] if decision.no_worker else self._preempt(heads, now)
                 if placed:
                     effects += placed

@@ -383,8 +383,8 @@ MUTANTS = (
     Mutant(
         "prompts stay in the queue while prefill workers are busy",
         "router/core/workers/worker_table.py",
-        "over = over or backlog >= self._backlog",
-        "pass",
+        "over = over or not worker.takes_prompt(",
+        "over = over or False and not worker.takes_prompt(",
         (
             "unit/router/core/test_late_binding.py::test_a_busy_worker_gets_one_prompt_ahead_and_the_others_hold_no_batch_slot",
             "unit/router/core/test_late_binding.py::test_a_worker_that_joins_takes_from_the_queue_at_once",
@@ -393,8 +393,8 @@ MUTANTS = (
     Mutant(
         "requests that need no prefill worker do not wait for one",
         DISPATCHER,
-        "                prefill_wait = decision\n                continue",
-        "                wait, queued = decision, True\n                break",
+        " if self._workers.has_prompt_of(tenant) else None)\n                continue",
+        ")\n                wait, queued = decision, True\n                break",
         (
             "unit/router/core/test_late_binding.py::test_who_needs_no_prefill_worker_does_not_wait_for_one",
         ),
@@ -403,7 +403,7 @@ MUTANTS = (
         "the queue moves when a prefill worker ends a prompt",
         DISPATCHER,
         "if self._workers.prompt_ended(entry.claim, entry.life, now):",
-        "if not self._workers.prompt_ended(entry.claim, entry.life, now):",
+        "if self._workers.prompt_ended(entry.claim, entry.life, now) and False:",
         (
             "unit/router/core/test_late_binding.py::test_a_prompt_that_ends_makes_room_for_the_next_at_once",
         ),

@@ -36,7 +36,7 @@ def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
     """Returns the workers as seen by the request. A worker that had no next token for the request
     counts as sick, so that another worker shows whether the request is at fault.
     """
-    views = workers.views(entry.life.num_tokens, entry.hashes, now)
+    views = workers.views(entry.life.request, entry.life.num_tokens, entry.hashes, now)
     if not entry.life.fault:
         return views
     return [replace(one, sick=one.sick or one.worker_id == entry.life.fault) for one in views]

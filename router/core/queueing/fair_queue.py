@@ -29,6 +29,14 @@ class Ticket:
 Lines = dict[int, OrderedDict[str, Ticket]]
 
 
+# Whether prefill workers are busy for a tenant.
+Busy = Callable[[str], bool]
+
+
+def _nobody(_: str) -> bool:
+    return False
+
+
 class Share:
     """One tenant's use of the cluster and of the queue."""
 
@@ -184,11 +192,11 @@ class FairQueue:
             self._deferred_tokens += ticket.tokens
             _drop(self._where[ticket.request_id][1].ready, ticket)
 
-    def next(self, pausing: Callable[[str], bool], deferred: bool = True) -> Ticket | None:
+    def next(self, pausing: Callable[[str], bool], busy: Busy = _nobody) -> Ticket | None:
         """Returns the next request without removing it. Skips requests that are `pausing`, tenants
-        that are capped, and unless `deferred` the requests that wait for a prefill worker.
+        that are capped, and the deferred requests of tenants for which prefill workers are `busy`.
         """
-        for returned, lines in self._levels(deferred):
+        for returned, lines in self._levels(busy):
             for ticket, share in returned:
                 if not share.capped and not pausing(ticket.request_id):
                     return ticket
@@ -198,7 +206,7 @@ class FairQueue:
                 return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
         return None
 
-    def heads(self, pausing: Callable[[str], bool], deferred: bool = True) -> list[Ticket]:
+    def heads(self, pausing: Callable[[str], bool], busy: Busy = _nobody) -> list[Ticket]:
         """Returns the next request of each tenant, if other tenants have requests with workers.
 
         All returned requests have the most urgent priority with any candidate, in the order of
@@ -206,7 +214,7 @@ class FairQueue:
         at most MOST_HEADS are returned.
         """
         holding = {one for one in self._shares.values() if one.running}
-        for returned, lines in self._levels(deferred) if holding else ():
+        for returned, lines in self._levels(busy) if holding else ():
             heads: dict[Share, Ticket] = {}
             for ticket, share in returned:
                 if share not in heads and not share.capped and not pausing(ticket.request_id):
@@ -281,19 +289,23 @@ class FairQueue:
         return next((one for one in newest if one.request_id not in self._preempted), None)
 
     def _levels(
-        self, deferred: bool
+        self, busy: Busy
     ) -> Iterator[tuple[list[tuple[Ticket, Share]], list[tuple[Share, OrderedDict[str, Ticket]]]]]:
         """Yields, most urgent priority first, the requests that had workers before and the new
         requests of each tenant that is not capped.
         """
         shares = [one for one in self._shares.values() if one.lines and not one.capped]
-        priorities = [one.priorities if deferred else sorted(one.ready) for one in shares]
-        urgent_first = merge(sorted(self._returned), *priorities)
-        for priority, _ in groupby(urgent_first):
-            returned = self._returned.get(priority, [])
-            if not deferred:
-                returned = [one for one in returned if one[0].request_id not in self._deferred]
-            found = [(one, (one.lines if deferred else one.ready).get(priority)) for one in shares]
+        seen = [(one, one.ready if busy(one.tenant.name) else one.lines) for one in shares]
+        priorities = [
+            one.priorities if lines is one.lines else sorted(lines) for one, lines in seen
+        ]
+        for priority, _ in groupby(merge(sorted(self._returned), *priorities)):
+            returned = [
+                (ticket, share)
+                for ticket, share in self._returned.get(priority, ())
+                if not (ticket.request_id in self._deferred and busy(share.tenant.name))
+            ]
+            found = [(one, lines.get(priority)) for one, lines in seen]
             yield returned, [(one, line) for one, line in found if line is not None]
 
     def __iter__(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment, WorkerView
 from router.core.prefix_index import PrefixIndex
 from router.core.queueing.preemption import Room
+from router.core.request import Request
 from router.core.workers.link_health import LinkHealth
 from router.core.workers.worker_health import Health
 
@@ -23,9 +24,11 @@ FULL_FOR_S = (0.1, 2.0)
 REFUSALS = 2
 # Delay before another preemption for that reason, since blocks are freed at the end of a step.
 PREEMPT_AGAIN_S = 1.0
-# A prefill worker gets no further prompt while it has this many chunks to compute. So a prompt goes
-# to the worker that is free first, even to one that joins later.
+# A prefill worker gets no further prompt of a tenant while it has this many chunks of the tenant to
+# compute, and no prompt of another tenant while it has prompts of this many tenants. So a prompt
+# goes to the worker that is free first, even to one that joins later.
 BACKLOG_CHUNKS = 2
+BACKLOG_TENANTS = 4
 # Weight of the last prompt in a worker's measured prefill rate.
 RATE_SHARE = 1 / 4
 # Index size for a worker that does not report its number of blocks.
@@ -46,7 +49,7 @@ class Worker:
     # Claims whose prompts the worker has yet to prefill, oldest first, and their tokens.
     prompts: dict[Claim, None] = field(default_factory=dict)
     queued_tokens: int = 0
-    # Time since when it computes the oldest of them.
+    # Time since when it computes them without having ended one.
     computing_since: float = 0.0
     # Measured prompt tokens per second; 0 before the first measurement.
     prefill_rate: float = 0.0
@@ -60,14 +63,28 @@ class Worker:
     stepped_at: float = 0.0
 
     def backlog(self, now: float) -> int:
-        """Returns the prompt tokens that the worker has yet to prefill. Estimates the progress of
-        the oldest prompt by the measured rate.
+        """Returns the prompt tokens that the worker has yet to prefill."""
+        return self.queued_tokens - int(min(self._computed(now), self.queued_tokens))
+
+    def has_prompt_of(self, tenant: str) -> bool:
+        """Whether the worker has yet to prefill a prompt of the tenant."""
+        return any(one.tenant == tenant for one in self.prompts)
+
+    def takes_prompt(self, tenant: str, priority: int, most: int, now: float) -> bool:
+        """Whether the worker is about to need a prompt of this tenant and priority. A prefill
+        worker gives each tenant the same time, so it is busy for a tenant with `most` tokens of its
+        own, of which less urgent prompts do not count.
         """
-        oldest = next(iter(self.prompts), None)
-        if oldest is None:
-            return 0
-        computed = min(self.prefill_rate * (now - self.computing_since), oldest.queued_tokens)
-        return self.queued_tokens - int(computed)
+        own = [one for one in self.prompts if one.tenant == tenant and one.priority <= priority]
+        tenants = {one.tenant for one in self.prompts}
+        if not own:
+            return tenant in tenants or len(tenants) < BACKLOG_TENANTS
+        computed = min(self._computed(now) / len(tenants), own[0].queued_tokens)
+        return sum(one.queued_tokens for one in own) - computed < most
+
+    def _computed(self, now: float) -> float:
+        """Returns the tokens that the worker has probably computed since its last prompt ended."""
+        return self.prefill_rate * (now - self.computing_since)
 
     def queue_prompt(self, claim: Claim, now: float) -> None:
         """Adds the claim's prompt."""
@@ -93,6 +110,8 @@ class Claim:
     held_tokens: int
     # Prompt tokens that the prefill worker has to compute.
     queued_tokens: int
+    tenant: str
+    priority: int
 
 
 class Workers:
@@ -157,7 +176,12 @@ class Workers:
         decode = self._workers[assignment.decode]
         prefill = self._workers[assignment.prefill] if assignment.prefill else None
         claim = Claim(
-            decode, prefill, life.num_tokens, assignment.uncached_tokens if prefill else 0
+            decode,
+            prefill,
+            life.num_tokens,
+            assignment.uncached_tokens if prefill else 0,
+            life.request.tenant.name,
+            life.request.priority,
         )
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
@@ -293,8 +317,12 @@ class Workers:
             return None
         return replace(room, free_slots=min(room.free_slots, 0))
 
-    def views(self, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
-        """Returns the ready workers as seen by a sequence of `needed` tokens."""
+    def has_prompt_of(self, tenant: str) -> bool:
+        """Whether a prefill worker has yet to prefill a prompt of the tenant."""
+        return any(one.has_prompt_of(tenant) for one in self._workers.values())
+
+    def views(self, request: Request, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
+        """Returns the ready workers as seen by the request, whose sequence has `needed` tokens."""
         views = []
         for worker_id, worker in self._workers.items():
             info = worker.info
@@ -304,9 +332,10 @@ class Workers:
             over = worker.sequences >= self._slots or bool(
                 room and worker.held_tokens and worker.held_tokens + needed > room
             )
-            backlog = worker.backlog(now)
             if info.pool == "prefill":
-                over = over or backlog >= self._backlog
+                over = over or not worker.takes_prompt(
+                    request.tenant.name, request.priority, self._backlog, now
+                )
             # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
@@ -315,7 +344,7 @@ class Workers:
                     worker_id,
                     info.pool,
                     full=over or now < worker.full_until,
-                    queued_tokens=backlog,
+                    queued_tokens=worker.backlog(now),
                     held_tokens=worker.held_tokens,
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dispatched import SHORT, request
 from support.router_cluster import STEP_S, VirtualCluster
+
+from kvrelay.tenants import Tenant
+from kvrelay.types.requests import SamplingParams
+from router.core.workers.worker_table import BACKLOG_TENANTS
 
 CHUNK = 512
 # Tokens that a prefill worker computes in a step: a chunk takes 8 steps.
@@ -18,10 +24,18 @@ def cluster_of(prefill: int, decode: int, slots: int = 64) -> VirtualCluster:
     return cluster
 
 
-def submit(cluster: VirtualCluster, name: str, tokens: int, deadline: float = 10_000.0) -> None:
+def submit(
+    cluster: VirtualCluster,
+    name: str,
+    tokens: int,
+    deadline: float = 10_000.0,
+    tenant: str = "",
+    priority: int = 0,
+) -> None:
     first = len(cluster.records)
     prompt = tuple(range(first, first + tokens))
-    cluster.submit(request(name, prompt, deadline=cluster.now + deadline))
+    one = request(name, prompt, priority, deadline=cluster.now + deadline)
+    cluster.submit(replace(one, tenant=Tenant(tenant)))
 
 
 def queued(cluster: VirtualCluster, worker_id: str) -> int:
@@ -50,12 +64,50 @@ def test_short_prompts_for_one_chunk_go_to_the_worker_together() -> None:
     assert queued(cluster, "p0") * 64 == 2 * CHUNK
 
 
+def test_another_tenants_prompt_goes_to_the_busy_worker_which_serves_both_by_turns() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(9):
+        submit(cluster, f"heavy{number}", 6000, tenant="heavy")
+    for number in range(9):
+        submit(cluster, f"light{number}", 600, tenant="light")
+    cluster.run(2 * STEP_S)
+    bound = [one.tenant for one in cluster.dispatcher._workers.get("p0").prompts]  # type: ignore[union-attr]
+    assert bound == ["heavy", "light", "light"]
+    assert cluster.dispatcher.waiting_for_prefill == 15
+
+
+def test_an_urgent_prompt_does_not_wait_for_the_others_of_its_tenant() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(9):
+        submit(cluster, f"usual{number}", 6000, priority=5)
+    submit(cluster, "urgent", 600, priority=1)
+    submit(cluster, "other", 600, priority=6)
+    cluster.run(2 * STEP_S)
+    bound = [one.priority for one in cluster.dispatcher._workers.get("p0").prompts]  # type: ignore[union-attr]
+    assert bound == [5, 1]
+
+
+def test_prompts_of_many_tenants_wait_their_turn_too() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(30):
+        submit(cluster, f"one{number}", 6000, tenant=f"tenant{number}")
+    cluster.run(2 * STEP_S)
+    assert queued(cluster, "p0") == BACKLOG_TENANTS
+    assert cluster.dispatcher.waiting_for_prefill == 30 - BACKLOG_TENANTS
+    cluster.start("p1", "prefill")
+    assert queued(cluster, "p1") == BACKLOG_TENANTS
+    cluster.settle()
+    assert all(one.whole for one in cluster.records.values())
+
+
 def test_a_prompt_that_ends_makes_room_for_the_next_at_once() -> None:
     """The queue does not wait for the next tick."""
     cluster = cluster_of(1, 1)
     cluster.dispatcher.tick = lambda now: []  # type: ignore[method-assign]
+    endless = SamplingParams(max_tokens=10_000, seed=1)
     for number in range(6):
-        submit(cluster, f"long{number}", 2000)
+        prompt = tuple(range(number, number + 2000))
+        cluster.submit(replace(request(f"long{number}", prompt, deadline=1e4), sampling=endless))
     cluster.run(STEP_S * 8 * 4 * 6)
     assert sum(bool(one.tokens) for one in cluster.records.values()) >= 5
 
@@ -130,7 +182,7 @@ def test_no_prefill_worker_idles_while_a_prompt_waits_in_the_queue(
                 cluster.restart_s = 10_000.0
                 cluster.kill(workers[0], expected=True)
             case "more":
-                submit(cluster, f"more{turn}", 3000)
+                submit(cluster, f"more{turn}", 3000, tenant=f"tenant{turn % 3}")
             case "cancel":
                 cluster.cancel(f"r{turn}")
         for _ in range(7):
@@ -141,8 +193,9 @@ def test_no_prefill_worker_idles_while_a_prompt_waits_in_the_queue(
             for one in workers:
                 worker = cluster.dispatcher._workers.get(one)
                 assert worker is not None
-                tokens = [claim.queued_tokens for claim in worker.prompts]
-                assert sum(tokens[1:-1]) < 2 * CHUNK, "one prompt runs, and the last filled it up"
+                for tenant in {claim.tenant for claim in worker.prompts}:
+                    own = [one.queued_tokens for one in worker.prompts if one.tenant == tenant]
+                    assert sum(own[1:-1]) < 2 * CHUNK, "one prompt runs, and the last filled it up"
     cluster.restart_s = 1.0
     cluster.settle()
     assert not cluster.dispatcher.waiting_for_prefill
