@@ -37,6 +37,8 @@ class DecodeScheduler(Scheduler):
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
+        # The waiting sequence that found no room, with the blocks and active sequences at that time.
+        self._no_room: tuple[Sequence, int, int] | None = None
         self.preemptions = 0
 
     def __len__(self) -> int:
@@ -51,6 +53,15 @@ class DecodeScheduler(Scheduler):
     def waiting(self) -> tuple[Sequence, ...]:
         """Sequences without blocks, oldest first."""
         return tuple(self._waiting)
+
+    def blocks_awaited(self, priority: int) -> int:
+        """The blocks with which the oldest waiting sequence of this urgency or a higher one can
+        start; 0 if none waits.
+        """
+        first = self._waiting[0] if self._waiting else None
+        if first is None or first.spec.priority > priority:
+            return 0
+        return first.blocks_missing(len(first.tokens)) + len(self._active)
 
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence to prefill here."""
@@ -144,6 +155,11 @@ class DecodeScheduler(Scheduler):
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Takes blocks for all tokens, if that leaves a spare block for each active sequence."""
+        state = sequence, self._cache.pool.num_available, len(self._active)
+        # The search for a cached prefix takes long, so it is not repeated in vain.
+        if state == self._no_room:
+            return False
+        self._no_room = state
         sequence.take_prefix(self._cache)
         missing = sequence.blocks_missing(len(sequence.tokens))
         if missing + len(self._active) > self._cache.pool.num_available:

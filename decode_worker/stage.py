@@ -71,6 +71,7 @@ class DecodeStage(Stage):
         expected = len(sequence.tokens)
         if num_tokens != expected or not 0 <= first_token < runner.vocab_size:
             sequence.drop_blocks(cache)
+            self._context.work.set()
             text = (
                 f"received KV of {num_tokens} tokens and first token {first_token} for a "
                 f"sequence of {expected} tokens"
@@ -160,7 +161,10 @@ class DecodeStage(Stage):
         cached_blocks = len(sequence.blocks)
         try:
             sequence.take_blocks(cache, len(sequence.tokens))
+            full = cache.pool.num_available < self.scheduler.blocks_awaited(spec.priority)
         except OutOfBlocks:
+            full = True
+        if full:
             sequence.drop_blocks(cache)
             session.send(Refused(*spec.key, "full"))
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
@@ -42,8 +42,16 @@ class PrefixExport:
     reads them.
     """
 
-    def __init__(self, cache: PrefixCache, sender: Sender, epoch: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        sender: Sender,
+        epoch: int,
+        on_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_release` is called when exported blocks are no longer held."""
         self._cache = cache
+        self._on_release = on_release
         self._sender = sender
         self._epoch = epoch
         # The grant key, for routers that grant fetches.
@@ -75,6 +83,7 @@ class PrefixExport:
             await self._push(request, first, blocks)
         finally:
             self._cache.release(blocks)
+            self._on_release()
         self.exported += len(blocks) - first
         return len(blocks) - first
 

@@ -25,6 +25,8 @@ class PrefillScheduler(Scheduler):
         super().__init__(cache, chunk_tokens)
         # In the order in which the sequences of one tenant are served.
         self._sequences: list[Sequence] = []
+        # The sequence that found no room, with the blocks at that time.
+        self._no_room: tuple[Sequence, int] | None = None
 
     def __len__(self) -> int:
         """Number of sequences, started or waiting."""
@@ -71,6 +73,11 @@ class PrefillScheduler(Scheduler):
         self._end(sequence)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
+        state = sequence, self._cache.pool.num_available
+        # The search for a cached prefix takes long, so it is not repeated in vain.
+        if state == self._no_room:
+            return False
+        self._no_room = state
         sequence.take_prefix(self._cache)
         try:
             sequence.take_blocks(self._cache, len(sequence.tokens))

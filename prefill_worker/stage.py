@@ -80,7 +80,11 @@ class PrefillStage(Stage):
             relay.fetching = self._spawn(self._fetch(relay, command.source))
 
     async def _fetch(self, relay: Relay, source: PrefixSource) -> None:
-        await self._fetcher.fetch(relay.sequence, source, relay.target.transport)
+        try:
+            await self._fetcher.fetch(relay.sequence, source, relay.target.transport)
+        finally:
+            # A sequence that waits for blocks may take those that the fetch has dropped.
+            self._context.work.set()
         if not relay.sequence.ended:
             self._schedule(relay)
 

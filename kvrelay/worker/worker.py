@@ -47,7 +47,9 @@ class Worker:
     def __init__(self, context: WorkerContext, build_stage: BuildStage) -> None:
         self.context = context
         self.stage = build_stage(context)
-        self.prefix_export = PrefixExport(context.cache, context.sender, context.identity.epoch)
+        self.prefix_export = PrefixExport(
+            context.cache, context.sender, context.identity.epoch, context.work.set
+        )
         # Set when the state may have changed.
         self.state_changed = asyncio.Event()
         self._steps = StepLoop(context, self.stage.scheduler, self)

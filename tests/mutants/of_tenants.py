@@ -90,6 +90,31 @@ MUTANTS = (
         ("unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
     ),
     Mutant(
+        "a withdrawn prefix is not the beginning of published blocks",
+        "kvrelay/engine/kvcache/prefix_cache.py",
+        "        if not before:\n            return\n",
+        "        assert before\n",
+        (
+            "unit/decode_worker/test_scheduler.py::test_a_sequence_goes_on_when_its_prefix_is_withdrawn",
+        ),
+    ),
+    Mutant(
+        "blocks of an export wake a prompt",
+        "kv_transfer/prefix_export.py",
+        "            self._on_release()\n",
+        "",
+        ("unit/worker/test_waiting_prompts.py::test_blocks_of_an_export_wake_a_prompt",),
+    ),
+    Mutant(
+        "a reservation leaves the blocks that a waiting prompt needs",
+        "decode_worker/stage.py",
+        "full = cache.pool.num_available < self.scheduler.blocks_awaited(spec.priority)",
+        "full = False",
+        (
+            "unit/worker/test_waiting_prompts.py::test_a_reservation_does_not_take_the_blocks_that_a_waiting_prompt_needs",
+        ),
+    ),
+    Mutant(
         "the queue skips a tenant with max_running requests",
         QUEUE,
         "if one.lines and not one.capped]",

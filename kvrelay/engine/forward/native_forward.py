@@ -5,6 +5,7 @@ code.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,11 @@ from kvrelay.engine.forward.captured_graph import CapturedForward
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.program import BufferPool
 
-# Shapes that are kept; a new shape evicts the oldest.
+# Shapes that are kept. A capture takes as long as several steps, so a new shape takes the place of
+# the least used one only if it was met more than twice as often.
 MAX_CAPTURED = 64
+# Steps after which the counts of use are halved, so that they follow the load.
+HALVED_AFTER = 4096
 
 # New tokens, rows of logits.
 Shape = tuple[int, int]
@@ -60,7 +64,9 @@ class NativeForward:
         self._batch = PagedBatch(kv)
         self._pool = BufferPool()
         self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
-        self._met: set[Shape] = set()
+        # Recent steps of each shape.
+        self._met: Counter[Shape] = Counter()
+        self._steps = 0
         # The reason why steps are not captured, or empty.
         self.not_captured = ""
         self._try_capture(kv.num_blocks)
@@ -72,15 +78,31 @@ class NativeForward:
         shape = len(step.token_ids), len(step.rows)
         if self.not_captured:
             return self._run(step)
+        self._count(shape)
         if shape in self._captured:
             inputs, captured = self._captured[shape]
             inputs.fill(step)
             self._batch.update(step.parts, step.on_layer)
             return captured.run()
-        if shape in self._met:
-            return self._capture(step)
-        self._met.add(shape)
-        return self._run(step)
+        return self._capture(step) if self._pays(shape) else self._run(step)
+
+    def _count(self, shape: Shape) -> None:
+        self._met[shape] += 1
+        self._steps += 1
+        if self._steps % HALVED_AFTER == 0:
+            self._met = Counter({one: count // 2 for one, count in self._met.items() if count > 1})
+
+    def _pays(self, shape: Shape) -> bool:
+        """Whether to capture the shape. Makes room for it."""
+        if self._met[shape] < 2:
+            return False
+        if len(self._captured) < MAX_CAPTURED:
+            return True
+        least_used = min(self._captured, key=lambda one: self._met[one])
+        if self._met[shape] <= 2 * self._met[least_used]:
+            return False
+        del self._captured[least_used]
+        return True
 
     def _run(self, step: Step) -> torch.Tensor:
         self._batch.update(step.parts, step.on_layer)
@@ -100,8 +122,6 @@ class NativeForward:
             logits = self._run(step)
             self.not_captured = str(reason)
             return logits
-        if len(self._captured) >= MAX_CAPTURED:
-            del self._captured[next(iter(self._captured))]
         self._captured[len(step.token_ids), len(step.rows)] = inputs, captured
         return captured.output
 
@@ -134,3 +154,4 @@ class NativeForward:
         if not torch.allclose(found, wanted, rtol=0, atol=atol):
             self.not_captured = "a recorded step does not give what the model gives"
         self._captured.clear()
+        self._met.clear()

@@ -70,15 +70,15 @@ class KvCache:
         """Makes blocks `first` to `end` - 1 of a sequence findable. They must be full, computed and
         held.
 
-        The blocks before `first` must have been published or matched. If another block already has
-        the same content, lookups return that block.
+        The blocks before `first` must have been published or matched. If they have been withdrawn
+        since, nothing is published. If another block already has the same content, lookups return
+        that block.
         """
         if not self._prefix_cache:
             return
         before = self.pool.serial(blocks[first - 1]) if first else prefix.root
-        assert before != 0, (
-            f"block {blocks[first - 1]} before those that are published has no content"
-        )
+        if not before:
+            return
         for index in range(first, end):
             content = before, prefix.tokens[index]
             before = self.pool.name(blocks[index], prefix.hashes[index], content, tenant)

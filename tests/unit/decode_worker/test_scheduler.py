@@ -291,3 +291,55 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
     assert not list(scheduler)
     assert cache.pool.num_held == 0
     assert not cache.pool._block_of.keys() & (guessed_names - right_names)
+
+
+def test_a_sequence_goes_on_when_its_prefix_is_withdrawn() -> None:
+    """What it fills from then on is not published, because its beginning is in doubt."""
+    cache = KvCache(32, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=32)
+    first, second = sequence("first", 9), sequence("second", 10)
+    for one in (first, second):
+        scheduler.add(one)
+        step(scheduler)
+    assert first.blocks[:2] == second.blocks[:2]
+    cache.withdraw(first.blocks)
+    scheduler.remove(first)
+    for _ in range(3 * BLOCK):
+        step(scheduler)
+    cache.check_integrity()
+    assert cache.find(second.tokens, "") == []
+    scheduler.remove(second)
+    assert cache.pool.num_held == 0
+
+
+def test_later_arrivals_do_not_take_the_blocks_that_a_waiting_sequence_needs() -> None:
+    cache = KvCache(10, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=64)
+    running = handed_over(cache, "running", 4 * BLOCK - 1)
+    scheduler.join(running)
+    waiting = sequence("waiting", 7 * BLOCK, first=100)
+    scheduler.add(waiting)
+    step(scheduler)
+    assert scheduler.waiting == (waiting,)
+    assert scheduler.blocks_awaited(0) == 7 + 1
+    assert scheduler.blocks_awaited(-1) == 0, "a more urgent one may take them"
+    scheduler.remove(running)
+    step(scheduler)
+    assert scheduler.waiting == ()
+    assert scheduler.blocks_awaited(0) == 0
+
+
+def test_a_prompt_without_room_is_not_looked_up_in_every_step() -> None:
+    cache = KvCache(10, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=64)
+    scheduler.join(handed_over(cache, "running", 4 * BLOCK - 3))
+    scheduler.add(sequence("waiting", 7 * BLOCK, first=100))
+    lookups = []
+    match = cache.match
+    cache.match = lambda *given: lookups.append(given) or match(*given)  # type: ignore[method-assign, func-returns-value]
+    for _ in range(3):
+        step(scheduler)
+    assert len(lookups) == 1
+    for _ in range(BLOCK):
+        step(scheduler)
+    assert len(lookups) == 2, "the running sequence has taken a block"

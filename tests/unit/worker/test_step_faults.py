@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.step_faults import LOGITS, RAISED, Kind, StepFaults
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Code
 from kvrelay.messages import (
     Abort,
@@ -397,3 +400,46 @@ async def test_no_value_that_a_peer_sends_reaches_the_others(
                 assert isinstance(failed, Failed)
                 assert failed.code is Code.INVALID_ARGUMENT
         await decode.send(Abort("asked", 0))
+
+
+@pytest.mark.parametrize("at", [0, 3, 20])
+async def test_a_fault_harms_none_that_share_its_prefix(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The blocks of the prefix are withdrawn while others hold them, and fill further blocks."""
+    logits_of = ModelRunner._logits
+    poison = 666
+
+    def faulty(runner: ModelRunner, segments: SequenceOf[Segment], *more: Any) -> torch.Tensor:
+        logits = logits_of(runner, segments, *more)
+        draws = [draw for segment in segments for draw in segment.draws]
+        for row, draw in enumerate(draws):
+            if draw.params.seed == poison and draw.num_output >= at:
+                logits = logits.clone()
+                logits[row] = float("nan")
+        return logits
+
+    monkeypatch.setattr(ModelRunner, "_logits", faulty)
+    shared = tuple(range(10, 58))
+    good = [replace(one, prompt_len=len(shared) + one.prompt_len) for one in neighbours(40)]
+    good = [replace(one, token_ids=shared + one.token_ids) for one in good]
+    bad = spec("bad", (*shared, 99), replace(PARAMS[1], seed=poison, max_tokens=60))
+    async with running_workers(tiny_model("llama"), "native", "prefill-0", "decode-0") as running:
+        prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
+        expected, none = await run_local(decode, good)
+        assert none == {}
+        later = spec("later", (*shared, *range(20, 60)), replace(PARAMS[1], max_tokens=30))
+        await decode.send(Reserve(later, 30.0, "prefill-0"))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        assert reserved.target.cached_tokens == len(shared)
+        answers, failures = await run_local(
+            decode, [replace(one, attempt=1) for one in (*good[:2], bad, *good[2:])]
+        )
+        assert set(failures) == {"bad"}
+        assert len(answers.pop("bad")[0]) == at
+        assert answers == expected
+        await prefill.send(Prefill(later, reserved.target))
+        await prefill.tokens()
+        assert isinstance(await prefill.event(), HandedOff)
+        assert len(await decode.answer()) == 29

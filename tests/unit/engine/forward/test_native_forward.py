@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.tiny_models import SERVED, VOCAB, build
 
+from kvrelay.engine.base.step_input import Step
 from kvrelay.engine.forward import native_forward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.native.build import library
@@ -142,7 +143,7 @@ def test_memory_grows_neither_with_runs_nor_with_shapes(
     assert sizes[-1] <= 1.5 * sizes[0]
 
 
-def test_the_oldest_shape_is_forgotten(
+def test_a_shape_takes_the_place_of_one_that_is_used_less(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_forward, "MAX_CAPTURED", 3)
@@ -152,12 +153,32 @@ def test_the_oldest_shape_is_forgotten(
         length: runner.forward([segment(PROMPT[:length])], [0]).clone() for length in range(1, 6)
     }
     assert not captured
-    for _ in range(2):
-        for length, logits in wanted.items():
-            for _ in range(2):
-                assert torch.equal(runner.forward([segment(PROMPT[:length])], [0]), logits)
-            assert len(captured) <= 3
-            assert (length, 1) in captured
+    for length, logits in wanted.items():
+        for _ in range(3**length):
+            assert torch.equal(runner.forward([segment(PROMPT[:length])], [0]), logits)
+        assert len(captured) <= 3
+    assert (5, 1) in captured
+
+
+def test_shapes_that_come_in_turn_are_not_captured_again_and_again(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_forward, "MAX_CAPTURED", 4)
+    monkeypatch.setattr(native_forward, "HALVED_AFTER", 50)
+    runner = load(tiny_model("llama"))
+    forward, captures = forward_of(runner), list[int]()
+    capture = forward._capture
+
+    def counted(step: Step) -> torch.Tensor:
+        captures.append(len(step.token_ids))
+        return capture(step)
+
+    monkeypatch.setattr(forward, "_capture", counted)
+    for _ in range(40):
+        for length in range(1, 13):
+            runner.forward([segment(PROMPT[:length])], [0])
+    assert len(captures) <= 3 * 4
+    assert len(forward._met) <= 12
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["for some shapes", "always"])
