@@ -37,7 +37,7 @@ class DecodeScheduler(Scheduler):
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
-        # The waiting sequence that found no room, with the blocks and active sequences at that time.
+        # The waiting sequence that found no room, with the blocks and active sequences then.
         self._no_room: tuple[Sequence, int, int] | None = None
         self.preemptions = 0
 
