@@ -69,5 +69,8 @@ def standbys_to_join(standbys: Collection[str], ready: Collection[str], count: i
 
 
 def number_of(worker_id: str) -> int:
-    """Returns the number at the end of a worker's name, which grows with each start."""
-    return int(worker_id.rpartition("-")[2])
+    """Returns the number at the end of a worker's name, which grows with each start. 0 for other
+    names.
+    """
+    number = worker_id.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0

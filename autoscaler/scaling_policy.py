@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvrelay.config.autoscaling_policy import MetricName, MetricTarget, PoolPolicy
+from kvrelay.config.section import MAX_POOL
 
 _TOTALS = ("queue_depth", "queue_tokens")
 # Highest busy share that the same load may cause in a smaller pool.
@@ -148,7 +149,8 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     if unknown and recommendation < snapshot.size:
         recommendation, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
     if recommendation < snapshot.size and snapshot.busy_share is not None:
-        needed = math.ceil(snapshot.ready * snapshot.busy_share / BUSY_AT_MOST - _ROUNDING)
+        busy = min(1.0, snapshot.busy_share)
+        needed = math.ceil(snapshot.ready * busy / BUSY_AT_MOST - _ROUNDING)
         if needed > recommendation:
             recommendation = min(needed, snapshot.size)
             reason += (
@@ -180,5 +182,6 @@ def _answer(
     )
     if abs(ratio - 1) <= tolerance + _ROUNDING:
         return snapshot.size, f"{text} is within tolerance {tolerance:g}"
-    size = math.ceil(wanted - _ROUNDING)
+    # The quotient of two allowed values may be infinite.
+    size = math.ceil(min(wanted, MAX_POOL) - _ROUNDING)
     return size, f"{text} → {size}"

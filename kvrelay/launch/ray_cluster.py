@@ -5,6 +5,7 @@ that this process starts.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -171,4 +172,5 @@ def local_cpus(
         most_workers["prefill"] * config.prefill.resources.num_cpus
         + (most_workers["decode"] + standby) * config.decode.resources.num_cpus
     )
-    return max(float(os.cpu_count() or 1), wanted)
+    # Ray takes whole numbers only.
+    return float(max(os.cpu_count() or 1, math.ceil(wanted)))

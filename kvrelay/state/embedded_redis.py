@@ -164,8 +164,9 @@ class EmbeddedRedis:
             log.error("redis_restarting", exit_code=await self._process.wait())
             try:
                 await self._start()
-            except Unavailable as error:
-                log.error("redis_start_failed", reason=error.message)
+            except (Unavailable, OSError) as error:
+                # For example no memory for another process.
+                log.error("redis_start_failed", reason=str(error))
                 await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:

@@ -314,6 +314,10 @@ class ClusterCollector(Collector):
         waiting = self._gauge(
             "num_requests_waiting", "Requests waiting for a worker; pool router: of this router."
         )
+        for_prefill = self._gauge(
+            "num_requests_waiting_for_prefill",
+            "Of the router's waiting requests, those that wait for a prefill worker.",
+        )
         usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1."
         )
@@ -341,6 +345,7 @@ class ClusterCollector(Collector):
         )
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
+        for_prefill.add_metric(("router", "", self._model), dispatcher.waiting_for_prefill)
         preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
         for one in workers:
             labels = (one.pool, one.worker_id, self._model)
@@ -360,8 +365,8 @@ class ClusterCollector(Collector):
             preemptions.add_metric(labels, load.preemptions)
             drafts.add_metric(labels, load.draft_tokens)
             accepted.add_metric(labels, load.accepted_tokens)
-        yield from (running, waiting, usage, blocks, leases, rate, resident, integrity)
-        yield from (preemptions, drafts, accepted, self._replicas())
+        yield from (running, waiting, for_prefill, usage, blocks, leases, rate, resident)
+        yield from (integrity, preemptions, drafts, accepted, self._replicas())
 
     def _replicas(self) -> Metric:
         """Returns the number of workers by state. A state without workers is 0 instead of absent,

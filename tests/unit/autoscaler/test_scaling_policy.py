@@ -314,3 +314,16 @@ def test_the_memory_is_bounded_by_the_window(rules: PoolPolicy, depths: list[flo
         _, state = decide(PoolSnapshot(5, 5, {"queue_depth": depth}), rules, state, float(second))
     assert state is not None
     assert len(state.recommendations) <= 9
+
+
+@given(
+    st.floats(min_value=0, max_value=1e308),
+    st.floats(min_value=1e-310, max_value=1e308),
+    st.floats(min_value=0, max_value=1e308),
+    st.integers(0, 50),
+)
+def test_no_value_is_too_large(value: float, target: float, busy: float, ready: int) -> None:
+    rules = policy(("queue_wait_p95_ms", target), ("queue_tokens", target), bounds=(1, 8))
+    metrics = {"queue_wait_p95_ms": value, "queue_tokens": value}
+    seen = PoolSnapshot(ready, ready, metrics, busy)  # type: ignore[arg-type]
+    assert 0 <= decide(seen, rules, None, 0.0)[0].desired <= max(8, ready)

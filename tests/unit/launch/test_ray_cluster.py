@@ -16,7 +16,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch import ray_cluster, ray_probe
 from kvrelay.launch.launcher import RayLauncher
-from kvrelay.launch.ray_cluster import RayCluster
+from kvrelay.launch.ray_cluster import RayCluster, local_cpus
 from kvrelay.launch.ray_probe import check_ray
 from kvrelay.worker.runtime.settings import WorkerSettings
 
@@ -107,3 +107,10 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
         assert reason.endswith(" has CPU 1 of 1 free")
         await launcher.stop("decode-0")
         assert not launcher.alive()
+
+
+def test_ray_gets_a_whole_number_of_cpus() -> None:
+    half = {"resources": {"num_cpus": 0.5}}
+    config = ClusterConfig.model_validate({"prefill": half})
+    assert local_cpus(config, {"prefill": 301, "decode": 1}).is_integer()
+    assert local_cpus(config, {"prefill": 301, "decode": 1}) >= 151.5

@@ -126,3 +126,26 @@ def test_falls_back_to_the_server_on_path(monkeypatch: pytest.MonkeyPatch, tmp_p
     binary.unlink()
     with pytest.raises(Unavailable, match=r"redis\.url"):
         find_redis_server()
+
+
+async def test_it_comes_back_once_processes_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with EmbeddedRedis() as server:
+        tried = asyncio.Event()
+
+        async def failing(*_: object, **__: object) -> None:
+            tried.set()
+            raise BlockingIOError("no more processes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(embedded_redis.asyncio, "create_subprocess_exec", failing)
+            os.kill(server.pid, signal.SIGKILL)
+            await asyncio.wait_for(tried.wait(), 60)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    async with await Registry.connect(server.url):
+                        break
+                except Unavailable:
+                    await asyncio.sleep(0.05)
