@@ -76,6 +76,8 @@ async def test_row_15_all_decode_workers_dead(fleet: Fleet) -> None:
     """What was streaming waits for its deadline, and then the client is told when to come back."""
     await fleet.learn(PROMPT)
     async with fleet.case(Invariant.DEADLINE, Invariant.BLOCKS) as case:
+        # Otherwise a slow machine could take the stopped worker for dead before the others are.
+        await fleet.kill(case, *fleet.pool("decode")[1:])
         asked = fleet.ask(case, "row-15!stop@token:10", PROMPT, router_deadline=True)
         last = await fleet.reached(asked.history.request_id, "token:10")
         await asked.tokens(10)
