@@ -103,9 +103,11 @@ def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:
     for text in texts:
         name, _, number = text.partition("=")
         pool = next((one for one in POOLS if one == name), None)
-        if pool is None or not number.isdecimal():
+        # The router knows the largest size; here it is what fits the message.
+        if pool is None or not number.isdecimal() or len(number) > 9:
             raise typer.BadParameter(
-                f"{text!r} is not a pool size; give prefill=N or decode=N with a whole number N."
+                f"{text[:40]!r} is not a pool size; give prefill=N or decode=N with a whole number "
+                "N."
             )
         if pool in sizes:
             raise typer.BadParameter(f"{pool} is given twice; give each pool once.")

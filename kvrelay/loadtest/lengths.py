@@ -47,6 +47,10 @@ class Uniform:
         return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
 
 
+# Largest standard deviation of a logarithm; exp of larger values is out of any range.
+MAX_SIGMA = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class LogNormal:
     """A log-normal distribution: exp of a normal variable with mean ln(median) and standard
@@ -113,6 +117,8 @@ def _lognormal(text: str) -> LogNormal:
     if values.keys() != {"median", "sigma", "min", "max"}:
         raise ValueError("median and sigma are required; min and max are optional")
     median, sigma = float(values["median"]), float(values["sigma"])
-    if not (0 < median < math.inf and 0 <= sigma < math.inf):
-        raise ValueError("median must be above 0, and sigma 0 or more")
+    if not (0 < median < 2**31 and 0 <= sigma <= MAX_SIGMA):
+        raise ValueError(
+            f"median must be above 0 and below 2147483648, and sigma from 0 to {MAX_SIGMA:g}"
+        )
     return LogNormal(median, sigma, int(values["min"]), int(values["max"]))

@@ -60,7 +60,7 @@ def rate_text(rate: Rate) -> str:
 
 def seconds_of(rate: Rate) -> float:
     """Returns the duration of all stages in seconds; infinite for an endless rate."""
-    return math.fsum(stage.seconds for stage in rate)
+    return sum(stage.seconds for stage in rate)
 
 
 def arrivals(

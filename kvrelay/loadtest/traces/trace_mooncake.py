@@ -37,7 +37,7 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
             file, number, f"expected a JSON object with {', '.join(_FIELDS)}"
         ) from error
     whole = isinstance(ids, list) and all(type(one) is int for one in (prompt, answer, *ids))
-    if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
+    if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < 2**53:
         raise TraceError(
             file,
             number,

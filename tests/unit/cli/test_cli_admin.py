@@ -215,7 +215,13 @@ def test_scale_sets_what_is_named_and_leaves_the_rest(capsys: Output) -> None:
     assert cluster.sizes == {"prefill": 0, "decode": 3}
 
 
-@pytest.mark.parametrize("size", ["decode", "decode=", "decode=-1", "decode=1.5", "both=2", "=2"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *("decode", "decode=", "decode=-1", "decode=1.5", "both=2", "=2"),
+        *("decode=99999999999", "decode=" + "9" * 5000),
+    ],
+)
 def test_a_bad_size_is_bad_usage(capsys: Output, size: str) -> None:
     assert run(["scale", "--", size]) == 2
     assert "prefill=N" in capsys.readouterr().err

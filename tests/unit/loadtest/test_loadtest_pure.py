@@ -97,6 +97,7 @@ def test_lengths_are_read(text: str, lengths: object) -> None:
         ),
         *("lognormal:median=4,sigma=nan", "lognormal:median=4,sigma=1,mode=3"),
         "lognormal:median=4,sigma=1,min=9,max=3",
+        *("lognormal:median=4,sigma=1000", "lognormal:median=1e300,sigma=1"),
     ],
 )
 def test_bad_lengths_are_refused(text: str) -> None:

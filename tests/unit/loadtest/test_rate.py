@@ -121,3 +121,8 @@ def test_the_first_arrival_may_be_expected_later() -> None:
     stages = (Stage(1, 1, 1), Stage(2, 2, 2))
     assert list(arrivals(stages, lambda _: 1.0, 0.5)) == [0.5, 1.25, 1.75, 2.25, 2.75]
     assert list(arrivals(stages, lambda _: 1.0, 2.0)) == [1.5, 2.0, 2.5]
+
+
+def test_stages_do_not_add_up_to_for_ever() -> None:
+    with pytest.raises(InvalidArgument, match="--rate"):
+        parse_rate("1:1e308,1:1e308")
