@@ -56,6 +56,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if composed is not NotImplemented:
             return composed
         refuse_values(func, args)
+        if func._schema.is_mutable:
+            self._program.forget()
         lowering = LOWERINGS.get(func)
         if lowering is not None and (lowered := lowering(*args, **kwargs)) is not None:
             return lowered

@@ -4,6 +4,8 @@ results.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import nn
 from transformers.activations import SiLUActivation
@@ -11,6 +13,8 @@ from transformers.activations import SiLUActivation
 from kvrelay.engine.native import ops
 from kvrelay.engine.native.ops import PackedWeight
 from kvrelay.engine.native.pages import HugePages
+
+SILU = (nn.SiLU, SiLUActivation)
 
 
 class NativeLinear(nn.Module):
@@ -34,6 +38,33 @@ class NativeLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]."""
         return ops.linear(x, self.packed, self.bias)
+
+
+class NativeGatedLayer(nn.Module):
+    """A feed-forward layer with a gate (SwiGLU, Shazeer 2020): down(silu(gate(x)) · up(x)), where
+    one kernel computes all but the last product.
+    """
+
+    def __init__(
+        self,
+        gate: nn.Linear,
+        up: nn.Linear,
+        down: NativeLinear,
+        memory: HugePages,
+        *,
+        int8: bool,
+    ) -> None:
+        super().__init__()
+        self.packed = PackedWeight.of_gated(
+            gate.weight.detach(), up.weight.detach(), int8=int8, memory=memory
+        )
+        self.register_buffer("panels", self.packed.panels, persistent=False)
+        self.down = down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., C] -> [..., C]."""
+        inner = ops.linear(x, self.packed, None)
+        return self.down(inner)  # type: ignore[no-any-return]
 
 
 class NativeSilu(nn.Module):
@@ -73,32 +104,81 @@ def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
     """Replaces layers in place by native kernels.
 
     With int8_weights, linear layers have int8 weights if their inputs fill whole packed elements.
-    The output head keeps its dtype. A normalisation is replaced if one of the kernel's forms gives
-    the result of the model's own code.
+    The output head keeps its dtype. A normalisation or a gated layer is replaced if the kernel
+    gives the result of the model's own code.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
-    memory = HugePages()
-    parents = [module for module in model.modules() if next(module.children(), None) is not None]
-    for module in parents:
-        for name, child in list(module.named_children()):
-            replacement: nn.Module | None
-            if type(child) is nn.Linear and PackedWeight.fits(
-                child.in_features, child.weight.dtype
-            ):
-                int8 = (
-                    int8_weights
-                    and child is not head
-                    and PackedWeight.fits(child.in_features, torch.int8)
-                )
-                replacement = NativeLinear(child, memory, int8=int8)
-            elif type(child) in (nn.SiLU, SiLUActivation):
-                replacement = NativeSilu()
-            elif type(child).__name__.endswith("RMSNorm"):
-                replacement = _rms_norm(child)
+    _Replacement(head, int8_weights).within(model)
+
+
+class _Replacement:
+    def __init__(self, head: nn.Module | None, int8_weights: bool) -> None:
+        self._head = head
+        self._int8_weights = int8_weights
+        self._memory = HugePages()
+
+    def within(self, parent: nn.Module) -> None:
+        """Replaces the layers of a module, and of the modules in it."""
+        for name, child in list(parent.named_children()):
+            replacement = self._of(child)
+            if replacement is None:
+                self.within(child)
             else:
-                replacement = None
-            if replacement is not None:
-                setattr(module, name, replacement.eval().requires_grad_(False))
+                setattr(parent, name, replacement.eval().requires_grad_(False))
+
+    def _of(self, module: nn.Module) -> nn.Module | None:
+        if type(module) is nn.Linear:
+            return self._linear(module)
+        if type(module) in SILU:
+            return NativeSilu()
+        if type(module).__name__.endswith("RMSNorm"):
+            return _rms_norm(module)
+        return self._gated_layer(module)
+
+    def _linear(self, linear: nn.Linear) -> NativeLinear | None:
+        if not PackedWeight.fits(linear.in_features, linear.weight.dtype):
+            return None
+        return NativeLinear(linear, self._memory, int8=self._int8(linear))
+
+    def _gated_layer(self, module: nn.Module) -> NativeGatedLayer | None:
+        parts = _parts_of_gated(module)
+        if parts is None:
+            return None
+        gate, up, down = parts
+        last = self._linear(down)
+        if last is None or not PackedWeight.fits(gate.in_features, gate.weight.dtype):
+            return None
+        return NativeGatedLayer(gate, up, last, self._memory, int8=self._int8(gate))
+
+    def _int8(self, linear: nn.Linear) -> bool:
+        return (
+            self._int8_weights
+            and linear is not self._head
+            and PackedWeight.fits(linear.in_features, torch.int8)
+        )
+
+
+def _parts_of_gated(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
+    """gate, up and down of a module that computes down(silu(gate(x)) · up(x)) without biases; else
+    None.
+    """
+    parts = dict(module.named_children())
+    if parts.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return None
+    gate, up, down = parts["gate_proj"], parts["up_proj"], parts["down_proj"]
+    if not (_is_plain(gate) and _is_plain(up) and _is_plain(down)):
+        return None
+    x = torch.randn(3, gate.in_features, generator=torch.Generator().manual_seed(0))
+    x = x.to(gate.weight.dtype)
+    wanted = module(x)
+    if not isinstance(wanted, torch.Tensor):
+        return None
+    same = torch.equal(wanted, down(nn.functional.silu(gate(x)) * up(x)))
+    return (gate, up, down) if same else None
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and module.bias is None
 
 
 def _rms_norm(module: nn.Module) -> NativeRmsNorm | None:

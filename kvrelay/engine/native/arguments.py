@@ -21,6 +21,21 @@ class Operation(IntEnum):
     SILU = 4
 
 
+class RowStep(Structure):
+    """A kernel that computes some rows, and the address of its arguments."""
+
+    _fields_ = [("kernel", c_void_p), ("call", c_void_p)]
+
+
+class RowsCall(Structure):
+    """Arguments of `kvrelay_run_rows`."""
+
+    _fields_ = [
+        ("steps", POINTER(RowStep)),
+        *((name, c_int64) for name in ("count", "rows", "block")),
+    ]
+
+
 class LinearCall(Structure):
     """Arguments of `kvrelay_linear`. Strides in elements."""
 
@@ -29,7 +44,7 @@ class LinearCall(Structure):
         for name in ("x", "weight", "bias", "y", "x_scale", "weight_scale", "zero_sum")
     ] + [
         (name, c_int64)
-        for name in ("rows", "inputs", "outputs", "x_stride", "weight_dtype", "y_dtype")
+        for name in ("rows", "inputs", "outputs", "x_stride", "weight_dtype", "y_dtype", "gated")
     ]
 
 
@@ -37,7 +52,7 @@ class QuantizeCall(Structure):
     """Arguments of `kvrelay_quantize`. Strides in elements."""
 
     _fields_ = [(name, c_void_p) for name in ("x", "y", "scale")] + [
-        (name, c_int64) for name in ("rows", "columns", "x_stride", "x_dtype")
+        (name, c_int64) for name in ("columns", "x_stride", "x_dtype")
     ]
 
 
@@ -46,7 +61,7 @@ class RmsNormCall(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("x", "weight", "y")),
-        *((name, c_int64) for name in ("rows", "columns", "x_stride", "dtype")),
+        *((name, c_int64) for name in ("columns", "x_stride", "dtype")),
         ("epsilon", c_double),
         ("weight_offset", c_double),
         ("round_before", c_int64),

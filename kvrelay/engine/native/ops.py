@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from kvrelay.compiler.compiled import NativeUnavailable
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES, Operation
 from kvrelay.engine.native.build import library
 from kvrelay.engine.native.pages import HugePages
-from kvrelay.engine.native.program import call, empty
+from kvrelay.engine.native.program import call, call_rows, empty, once
 
 FLOATS = (torch.float32, torch.bfloat16)
 # Columns.
@@ -60,6 +61,8 @@ class PackedWeight:
     scale: torch.Tensor | None = None
     # [outputs, padded] int32: 128 · Σ w, since the kernel shifts x by 128.
     zero_sum: torch.Tensor | None = None
+    # Holds two weights, and every other panel is of the second.
+    gated: bool = False
 
     @staticmethod
     def fits(inputs: int, dtype: torch.dtype) -> bool:
@@ -91,15 +94,33 @@ class PackedWeight:
         panels = (memory or HugePages()).empty(tuple(words.shape), words.dtype)
         return cls(panels.copy_(words), inputs, outputs, scale, zero_sum)
 
+    @classmethod
+    def of_gated(
+        cls,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        *,
+        int8: bool = False,
+        memory: HugePages | None = None,
+    ) -> PackedWeight:
+        """Packs two weights [outputs, inputs], as `of` does. Then `linear` computes silu(x gateᵀ) ·
+        x upᵀ.
+        """
+        padding = (0, 0, 0, -len(gate) % PANEL)
+        panels = [F.pad(weight, padding).reshape(-1, PANEL, gate.shape[1]) for weight in (gate, up)]
+        both = cls.of(torch.stack(panels, 1).flatten(0, 2), int8=int8, memory=memory)
+        return replace(both, outputs=len(gate), gated=True)
+
     def unpacked(self) -> torch.Tensor:
-        """[outputs, inputs]; float32 for an int8 weight."""
+        """[outputs, inputs]; float32 for an int8 weight. Not for gated weights."""
+        assert not self.gated
         rows = self.panels.permute(0, 2, 1, 3).reshape(-1, self.inputs)[: self.outputs]
         return rows if self.scale is None else rows.float() * self.scale[: self.outputs, None]
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, and exact for
-    int8 weights.
+    int8 weights. With a gated weight, rounded where separate operators round.
     """
     assert weight.scale is not None or x.dtype == weight.panels.dtype, (
         "the kernel reads both as one type"
@@ -115,10 +136,10 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
         outputs=weight.outputs,
         weight_dtype=DTYPES[weight.panels.dtype],
         y_dtype=DTYPES[x.dtype],
+        gated=weight.gated,
     )
     if weight.scale is not None and weight.zero_sum is not None:
-        scale = empty((rows.shape[0],), torch.float32)
-        rows = _quantize(rows, scale)
+        rows, scale = once(_quantize, rows)
         arguments.x_scale = scale.data_ptr()
         arguments.weight_scale = weight.scale.data_ptr()
         arguments.zero_sum = weight.zero_sum.data_ptr()
@@ -131,24 +152,26 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     return y
 
 
-def _quantize(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128. Writes scale [R] float32: max |x| / 127
-    of each row.
+def _quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128, and scale [R] float32: max |x| / 127 of
+    each row.
     """
+    scale = empty((rows.shape[0],), torch.float32)
     y = empty((rows.shape[0], rows.shape[1]), torch.uint8)
-    call(
+    call_rows(
         "kvrelay_quantize",
         args.QuantizeCall(
             x=rows.data_ptr(),
             y=y.data_ptr(),
             scale=scale.data_ptr(),
-            rows=rows.shape[0],
             columns=rows.shape[1],
             x_stride=rows.stride(0),
             x_dtype=DTYPES[rows.dtype],
         ),
+        reads=[rows],
+        writes=[y, scale[:, None]],
     )
-    return y
+    return y, scale
 
 
 def rms_norm(
@@ -167,13 +190,12 @@ def rms_norm(
     assert x.dtype == weight.dtype, "the kernel reads both as one type"
     rows = _rows(x)
     y = empty(tuple(x.shape), x.dtype)
-    call(
+    call_rows(
         "kvrelay_rms_norm",
         args.RmsNormCall(
             x=rows.data_ptr(),
             weight=weight.data_ptr(),
             y=y.data_ptr(),
-            rows=rows.shape[0],
             columns=rows.shape[1],
             x_stride=rows.stride(0),
             dtype=DTYPES[x.dtype],
@@ -181,6 +203,8 @@ def rms_norm(
             weight_offset=weight_offset,
             round_before=round_before,
         ),
+        reads=[rows, weight.expand(rows.shape)],
+        writes=[y.view(rows.shape)],
     )
     return y
 
@@ -205,7 +229,8 @@ def elementwise(
     """y = operation(a, b) in float32; a and b broadcast to y, which has at most 4 dimensions.
     Returns y.
     """
-    call(
+    reads = [a.expand(y.shape)] if b is None else [a.expand(y.shape), b.expand(y.shape)]
+    call_rows(
         "kvrelay_elementwise",
         args.ElementwiseCall(
             a=a.data_ptr(),
@@ -216,10 +241,12 @@ def elementwise(
             b_dtype=DTYPES[a.dtype if b is None else b.dtype],
             y_dtype=DTYPES[y.dtype],
             size=_four(tuple(y.shape), 1),
-            a_stride=_four(a.expand(y.shape).stride(), 0),
-            b_stride=_four(y.stride() if b is None else b.expand(y.shape).stride(), 0),
+            a_stride=_four(reads[0].stride(), 0),
+            b_stride=_four(reads[-1].stride(), 0),
             y_stride=_four(y.stride(), 0),
         ),
+        reads=reads,
+        writes=[y],
     )
     return y
 

@@ -11,14 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kvrelay.engine.native.arguments import Step
 from kvrelay.engine.native.build import library
+from kvrelay.engine.native.row_group import RowCall, RowGroup, Rows
 
 ALIGNMENT = 64  # bytes
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +107,42 @@ class Program:
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool
         self._parts: list[Callable[[], Any]] = []
+        # The argument and the result of the last `once`. A kept tensor keeps its memory.
+        self._once: tuple[torch.Tensor, Any] | None = None
         # Kernel calls since the last torch call.
-        self._open: list[tuple[Any, ctypes.Structure]] = []
+        self._open: list[tuple[Any, ctypes.Structure] | RowGroup] = []
 
     def add_kernel(self, kernel: Any, call: ctypes.Structure) -> None:
         """Appends a kernel call. The program keeps `call` alive."""
         self._open.append((kernel, call))
+
+    def add_rows(self, call: RowCall) -> None:
+        """Appends a call that computes row by row, to the last group if possible."""
+        group = self._open[-1] if self._open else None
+        if not isinstance(group, RowGroup) or not group.takes(call):
+            group = RowGroup()
+            self._open.append(group)
+        group.calls.append(call)
 
     def add_torch(self, call: Callable[[], Any]) -> None:
         """Appends a torch call."""
         self._close()
         self._parts.append(call)
 
+    def once(self, compute: Callable[[torch.Tensor], Result], x: torch.Tensor) -> Result:
+        """compute(x), or the result of the last call if that was the same."""
+        if self._once is None or not _same_memory(self._once[0], x):
+            self._once = x, compute(x)
+        result: Result = self._once[1]
+        return result
+
+    def forget(self) -> None:
+        """Tells that the values of a tensor change, so that `once` computes again."""
+        self._once = None
+
     def finish(self) -> None:
         """Ends the recording. Call it before `run`."""
+        self.forget()
         self._close()
 
     def run(self) -> None:
@@ -128,21 +153,33 @@ class Program:
     def _close(self) -> None:
         if not self._open:
             return
-        steps = (Step * len(self._open))(
+        calls = [
+            (library().kvrelay_run_rows, one.arguments()) if isinstance(one, RowGroup) else one
+            for one in self._open
+        ]
+        steps = (Step * len(calls))(
             *(
                 Step(ctypes.cast(kernel, ctypes.c_void_p), ctypes.addressof(call))
-                for kernel, call in self._open
+                for kernel, call in calls
             )
         )
-        calls = [call for _, call in self._open]
         run = library().kvrelay_run
         count = ctypes.c_int64(len(steps))
 
-        def run_kernels(_keep: Any = calls) -> None:
+        def run_kernels(_keep: Any = (calls, self._open)) -> None:
             run(steps, count)
 
         self._parts.append(run_kernels)
         self._open = []
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (
+        b.data_ptr(),
+        b.shape,
+        b.stride(),
+        b.dtype,
+    )
 
 
 class _Recording(threading.local):
@@ -173,6 +210,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if program is None else program.pool.empty(shape, dtype)
 
 
+def once(compute: Callable[[torch.Tensor], Result], x: torch.Tensor) -> Result:
+    """compute(x). During a recording, a second call in a row gives the first result."""
+    program = _recording.program
+    return compute(x) if program is None else program.once(compute, x)
+
+
 def aside(function: Callable[[], None]) -> None:
     """Calls a function that is no kernel, and adds it to the program during a recording."""
     if _recording.program is not None:
@@ -186,3 +229,28 @@ def call(kernel: str, arguments: ctypes.Structure) -> None:
     function(ctypes.byref(arguments))
     if _recording.program is not None:
         _recording.program.add_kernel(function, arguments)
+
+
+def call_rows(
+    kernel: str,
+    arguments: ctypes.Structure,
+    *,
+    reads: Sequence[torch.Tensor],
+    writes: Sequence[torch.Tensor],
+) -> None:
+    """Runs a kernel that computes each row of `writes` from the same row of `reads`, and adds it to
+    the program during a recording. A row is the last dimension; all have the same number of rows.
+    """
+    rows = math.prod(writes[0].shape[:-1])
+    if not writes[0].numel():
+        return
+    made = RowCall(
+        getattr(library(), kernel),
+        arguments,
+        rows,
+        [Rows.of(tensor) for tensor in reads],
+        [Rows.of(tensor) for tensor in writes],
+    )
+    library().kvrelay_run_rows(ctypes.byref(RowGroup([made]).arguments()))
+    if _recording.program is not None:
+        _recording.program.add_rows(made)

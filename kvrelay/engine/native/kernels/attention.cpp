@@ -34,7 +34,10 @@ void attend_heads(const AttendCall& call, const Part& part, int64_t first_head, 
         rows.emplace_back(call, part, first_head + h, first_row, count, queries + h * query_words,
                           (f32x16*)(out + h * out_values), panels.v_columns);
     for (int64_t key = rows[0].template first_key<Rows::KEYS>(); key <= rows[0].last_key(); key += Rows::KEYS)
-        for (int64_t h = 0; h < heads; h++) rows[h].attend(panels, first_head + h, key);
+        for (int64_t h = 0; h < heads; h++) {
+            const Round next = h + 1 < heads ? Round{first_head + h + 1, key} : Round{first_head, key + Rows::KEYS};
+            rows[h].attend(panels, {first_head + h, key}, next);
+        }
     for (const auto& one : rows) one.finish();
 }
 

@@ -25,14 +25,14 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
                 memcpy(queries + k * TILE_ROWS + r * TILE, this->query(r) + k, 64);
     }
 
-    void attend(Panels<Format>& panels, int64_t head, int64_t first_key) {
+    void attend(Panels<Format>& panels, const Round& round, const Round& next) {
         const bool lower = count > TILE;
-        const int64_t there = std::min<int64_t>(PANELS, (this->last_key() - first_key) / PANEL + 1);
+        const int64_t there = std::min<int64_t>(PANELS, (this->last_key() - round.first_key) / PANEL + 1);
         Panel<Format> panel[PANELS];
         alignas(64) f32x16 scores[TILE_ROWS][VECTORS];
         alignas(64) uint32_t weights[PANELS][2 * TILE_WORDS];
         for (int64_t p = 0; p < there; p++) {
-            panels.find(first_key + p * PANEL, head, panel[p]);
+            panels.find(round.first_key + p * PANEL, round.head, panel[p]);
             const Columns k = panel[p].k;
             zero_sums(lower);
             for (int64_t word = 0; word < panels.k_words; word += TILE)
@@ -41,7 +41,9 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
                                       k.stride});
             store_sums(lower, &scores[0][2 * p], sizeof scores[0]);
         }
-        for (int64_t r = 0; r < count; r++) weigh(r, scores[r], first_key, panel, weights, panels.v_columns);
+        // Memory would be idle while the weights are computed.
+        panels.touch(next);
+        for (int64_t r = 0; r < count; r++) weigh(r, scores[r], round.first_key, panel, weights, panels.v_columns);
         for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
             f32x16* sums = out + c * 2 * TILE_ROWS;
             load_sums(lower, sums, 2 * sizeof(f32x16));

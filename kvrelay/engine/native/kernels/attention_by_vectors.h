@@ -19,14 +19,14 @@ class VectorRows : public AttentionRows<Format, R> {
             for (int64_t k = 0; k < call.k_dim / Format::PER_WORD; k++) queries[k * R + r] = this->query(r)[k];
     }
 
-    void attend(Panels<Format>& panels, int64_t head, int64_t first_key) {
+    void attend(Panels<Format>& panels, const Round& round, const Round&) {
         constexpr int64_t HALF = Panels<Format>::HALF;
         Panel<Format> panel;
-        panels.find(first_key, head, panel);
+        panels.find(round.first_key, round.head, panel);
         f32x16 scores[R][2] = {};
         multiply<Format, R>(queries, 1, R, panel.k, panels.k_words, scores);
         alignas(64) Value weights[R][PANEL];
-        const f32x16 shrink = weigh(scores, first_key, panel, weights);
+        const f32x16 shrink = weigh(scores, round.first_key, panel, weights);
         for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
             // The products are summed separately first. In a sum of two products, the compiler may
             // fuse either product, and its choice would depend on R.

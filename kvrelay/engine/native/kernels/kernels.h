@@ -9,6 +9,20 @@ enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 // Number of threads that a kernel may use.
 int threads();
 
+// A kernel that computes rows [first, last), each from the same row of its inputs.
+struct RowStep {
+    void (*kernel)(const void* call, int64_t first, int64_t last);
+    const void* call;
+};
+
+struct RowsCall {
+    const RowStep* steps;
+    int64_t count;
+    int64_t rows;
+    // Rows that all steps process before the next rows.
+    int64_t block;
+};
+
 struct LinearCall {
     // [rows, in], with rows x_stride values apart. For INT8 weights, the output of
     // kvrelay_quantize.
@@ -21,12 +35,15 @@ struct LinearCall {
     void* y;
     // [rows]. For INT8 only, like the next two fields.
     const float* x_scale;
-    // [out, padded to whole panels].
+    // [columns of all panels].
     const float* weight_scale;
-    // [out, padded to whole panels].
+    // [columns of all panels].
     const int32_t* zero_sum;
     int64_t rows, in, out, x_stride;
     int64_t weight_dtype, y_dtype;
+    // 1: y is silu of the product, times the product with a second weight. The panels of the two
+    // weights alternate.
+    int64_t gated;
 };
 
 struct QuantizeCall {
@@ -36,7 +53,7 @@ struct QuantizeCall {
     uint8_t* y;
     // [rows]: max |x| / 127.
     float* scale;
-    int64_t rows, columns, x_stride;
+    int64_t columns, x_stride;
     int64_t x_dtype;
 };
 
@@ -47,7 +64,7 @@ struct RmsNormCall {
     const void* weight;
     // [rows, columns].
     void* y;
-    int64_t rows, columns, x_stride;
+    int64_t columns, x_stride;
     int64_t dtype;
     double epsilon;
     // Added to the weight.
@@ -65,7 +82,7 @@ struct ElementwiseCall {
     void* y;
     int64_t operation;
     int64_t a_dtype, b_dtype, y_dtype;
-    // The outermost dimension comes first.
+    // The outermost dimension comes first. A row is the innermost dimension.
     int64_t size[4];
     // In values.
     int64_t a_stride[4], b_stride[4], y_stride[4];

@@ -1,4 +1,5 @@
-// y = x Wᵀ + b, with W in panels of 32 output columns, each [words][32] words along the input.
+// y = x Wᵀ + b, with W in panels of 32 output columns, each [words][32] words along the input. A gated
+// layer is y = silu(x Wᵀ + b) · x Vᵀ (SwiGLU, Shazeer 2020), and each panel of W is followed by one of V.
 #include "buffer.h"
 #include "kernels.h"
 #include "tiles.h"
@@ -14,36 +15,33 @@ void interleave(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t wor
         for (int64_t r = 0; r < rows; r++) *tile++ = x[r * row_stride + k];
 }
 
-template <class Out>
-f32x16 bias_at(const LinearCall& call, int64_t column, int64_t count) {
-    if (!call.bias) return f32x16{};
-    const Out* bias = (const Out*)call.bias + column;
-    return load_most(bias, count);
-}
-
-template <class Out>
-f32x16 finish(const LinearCall& call, f32x16 sum, int64_t, int64_t column, int64_t count) {
-    return sum + bias_at<Out>(call, column, count);
-}
+inline f32x16 scaled(const LinearCall&, f32x16 sum, int64_t, int64_t) { return sum; }
 
 // x is shifted by 128 to be unsigned. zero_sum is 128 · Σ w for each column.
-template <class Out>
-f32x16 finish(const LinearCall& call, i32x16 sum, int64_t row, int64_t column, int64_t count) {
+inline f32x16 scaled(const LinearCall& call, i32x16 sum, int64_t row, int64_t column) {
     i32x16 shift;
     memcpy(&shift, call.zero_sum + column, sizeof shift);
     f32x16 exact = __builtin_convertvector(sum - shift, f32x16);
-    return exact * (load(call.weight_scale + column) * call.x_scale[row]) + bias_at<Out>(call, column, count);
+    return exact * (load(call.weight_scale + column) * call.x_scale[row]);
 }
 
-// Writes rows [row, row + rows) of panel p.
+// Writes rows [row, row + rows) of 32 output columns. `sums` belongs to panel p of the weight. In a
+// gated layer the next panel has the factors, and `factors` are its sums.
 template <class Format, class Out>
-inline void put_rows(const LinearCall& call, const typename Format::Sum (*sums)[2], int64_t row, int64_t rows, int64_t p) {
+void put_rows(const LinearCall& call, const typename Format::Sum (*sums)[2], const typename Format::Sum (*factors)[2],
+              int64_t row, int64_t rows, int64_t p) {
+    const int64_t first = p / (call.gated ? 2 : 1) * PANEL;
     for (int64_t r = 0; r < rows; r++)
         for (int half = 0; half < 2; half++) {
-            const int64_t column = p * PANEL + half * LANES, count = call.out - column;
+            const int64_t column = first + half * LANES, count = call.out - column, packed = p * PANEL + half * LANES;
             if (count <= 0) continue;
+            f32x16 values = scaled(call, sums[r][half], row + r, packed);
+            if (call.bias) values += load_most((const Out*)call.bias + column, count);
+            // Rounded where separate kernels round.
+            if (call.gated)
+                values = rounded<Out>(silu(rounded<Out>(values))) *
+                         rounded<Out>(scaled(call, factors[r][half], row + r, packed + PANEL));
             Out* y = (Out*)call.y + (row + r) * call.out + column;
-            const f32x16 values = finish<Out>(call, sums[r][half], row + r, column, count);
             count >= LANES ? store(y, values) : store_some(y, values, count);
         }
 }
@@ -51,7 +49,7 @@ inline void put_rows(const LinearCall& call, const typename Format::Sum (*sums)[
 template <class Format, class Out>
 void linear(const LinearCall& call) {
     const int64_t words = call.in / Format::PER_WORD, stride = call.x_stride / Format::PER_WORD;
-    const int64_t panels = (call.out + PANEL - 1) / PANEL;
+    const int64_t together = call.gated ? 2 : 1, panels = (call.out + PANEL - 1) / PANEL * together;
     const uint32_t* x = (const uint32_t*)call.x;
     // Few rows are read in order without interleaving.
     const bool in_place = call.rows <= 2;
@@ -65,28 +63,29 @@ void linear(const LinearCall& call) {
     const uint32_t* packed = tiles.data();
     // With few rows, each thread reads a contiguous range of memory. With many rows, the schedule
     // is dynamic, so a thread that shares its core with another process does less work.
-    const int64_t share = in_place ? (panels + threads() - 1) / threads() : 1;
+    const int64_t share = in_place ? (panels / together + threads() - 1) / threads() : 1;
 #pragma omp parallel for schedule(dynamic, share) if (threads() > 1) num_threads(threads())
-    for (int64_t p = 0; p < panels; p++) {
-        const u32x16* weight = (const u32x16*)call.weight + p * words * 2;
-        const Columns panel{weight, weight + 1, 2 * sizeof(u32x16)};
+    for (int64_t p = 0; p < panels; p += together)
         for (int64_t row = 0; row < call.rows; row += MAX_ROWS)
             with_rows(std::min<int64_t>(MAX_ROWS, call.rows - row), [&]<int R>() {
-                typename Format::Sum sums[R][2] = {};
-                if (in_place)
-                    multiply<Format, R, AHEAD>(x + row * stride, stride, 1, panel, words, sums);
-                else
-                    multiply<Format, R, AHEAD>(packed + row * words, 1, R, panel, words, sums);
-                put_rows<Format, Out>(call, sums, row, R, p);
+                typename Format::Sum sums[2][R][2] = {};
+                for (int64_t i = 0; i < together; i++) {
+                    const u32x16* weight = (const u32x16*)call.weight + (p + i) * words * 2;
+                    const Columns panel{weight, weight + 1, 2 * sizeof(u32x16)};
+                    if (in_place)
+                        multiply<Format, R, AHEAD>(x + row * stride, stride, 1, panel, words, sums[i]);
+                    else
+                        multiply<Format, R, AHEAD>(packed + row * words, 1, R, panel, words, sums[i]);
+                }
+                put_rows<Format, Out>(call, sums[0], sums[1], row, R, p);
             });
-    }
 }
 
 #if defined(KVRELAY_TILES)
 // Cache blocking for one core: rows stay in the second-level cache, and a part of a panel stays in
 // the first-level cache while all these rows use it. Blocking only affects the speed: intermediate
 // sums keep their full precision.
-constexpr int64_t WORDS_OF_ROWS = 192 * 1024, WORDS_OF_PANEL = 256;
+constexpr int64_t WORDS_OF_ROWS = 256 * 1024, WORDS_OF_PANEL = 256;
 
 // Prefetches cache lines from `next` on, `share` lines at each call.
 struct Fetch {
@@ -126,7 +125,7 @@ template <class Format, class Out>
 bool linear_by_tiles(const LinearCall& call) {
     const int64_t words = call.in / Format::PER_WORD, stride = call.x_stride / Format::PER_WORD;
     if (words % TILE || !tiles_allowed()) return false;
-    const int64_t panels = (call.out + PANEL - 1) / PANEL;
+    const int64_t together = call.gated ? 2 : 1, panels = (call.out + PANEL - 1) / PANEL * together;
     const int64_t most = std::max(TILE_ROWS, WORDS_OF_ROWS / words / TILE_ROWS * TILE_ROWS);
     const int64_t turns = (call.rows + most - 1) / most;
     static thread_local Buffer<uint32_t> packed;
@@ -136,12 +135,13 @@ bool linear_by_tiles(const LinearCall& call) {
         const int64_t rows = std::min(call.rows, groups * (turn + 1) / turns * TILE_ROWS) - begin;
         uint32_t* tiles = packed.of(round_up(rows, TILE_ROWS) * words);
         const int64_t step = rows <= TILE_ROWS ? words : WORDS_OF_PANEL;
-        const int64_t share = rows <= TILE_ROWS ? (panels + threads() - 1) / threads() : 1;
+        const int64_t share = rows <= TILE_ROWS ? (panels / together + threads() - 1) / threads() : 1;
 #pragma omp parallel if (threads() > 1) num_threads(threads())
         {
             Tiles held;
             static thread_local Buffer<typename Format::Sum[2]> kept;
-            auto* sums = kept.of(round_up(rows, TILE_ROWS));
+            const int64_t apart = round_up(rows, TILE_ROWS);
+            auto* sums = kept.of(together * apart);
 #pragma omp for collapse(2)
             for (int64_t k = 0; k < words; k += step)
                 for (int64_t row = 0; row < rows; row += TILE_ROWS) {
@@ -151,10 +151,11 @@ bool linear_by_tiles(const LinearCall& call) {
                              tiles + k * round_up(rows, TILE_ROWS) + row * count);
                 }
 #pragma omp for schedule(dynamic, share)
-            for (int64_t p = 0; p < panels; p++) {
-                multiply_panel<Format>(tiles, rows, (const u32x16*)call.weight + p * words * 2, words, step,
-                                       p + 1 < panels, sums);
-                put_rows<Format, Out>(call, sums, begin, rows, p);
+            for (int64_t p = 0; p < panels; p += together) {
+                for (int64_t i = 0; i < together; i++)
+                    multiply_panel<Format>(tiles, rows, (const u32x16*)call.weight + (p + i) * words * 2, words, step,
+                                           p + i + 1 < panels, sums + i * apart);
+                put_rows<Format, Out>(call, sums, sums + apart, begin, rows, p);
             }
         }
     }

@@ -7,11 +7,10 @@
 namespace {
 
 template <class T>
-void rms_norm(const RmsNormCall& call) {
+void rms_norm(const RmsNormCall& call, int64_t first, int64_t last) {
     const T* weight = (const T*)call.weight;
     const int64_t whole = call.columns / LANES * LANES, rest = call.columns - whole;
-#pragma omp parallel for schedule(static) if (threads() > 1 && call.rows > 1) num_threads(threads())
-    for (int64_t row = 0; row < call.rows; row++) {
+    for (int64_t row = first; row < last; row++) {
         const T* x = (const T*)call.x + row * call.x_stride;
         T* y = (T*)call.y + row * call.columns;
         f32x16 squares{};
@@ -20,11 +19,7 @@ void rms_norm(const RmsNormCall& call) {
         const float inverse = 1.0f / std::sqrt(sum_of(squares) / call.columns + (float)call.epsilon);
         const auto scaled = [&](f32x16 values, f32x16 factors) {
             values *= inverse;
-            if (call.round_before) {
-                T rounded[LANES];
-                store(rounded, values);
-                values = load(rounded);
-            }
+            if (call.round_before) values = rounded<T>(values);
             return values * (factors + (float)call.weight_offset);
         };
         for (int64_t i = 0; i < whole; i += LANES) store(y + i, scaled(load(x + i), load(weight + i)));
@@ -33,9 +28,8 @@ void rms_norm(const RmsNormCall& call) {
 }
 
 template <class T>
-void quantize(const QuantizeCall& call) {
-#pragma omp parallel for schedule(static) if (threads() > 1 && call.rows > 1) num_threads(threads())
-    for (int64_t row = 0; row < call.rows; row++) {
+void quantize(const QuantizeCall& call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row++) {
         const T* x = (const T*)call.x + row * call.x_stride;
         uint8_t* y = call.y + row * call.columns;
         const float largest = largest_magnitude(x, call.columns);
@@ -54,10 +48,10 @@ void quantize(const QuantizeCall& call) {
 
 }  // namespace
 
-extern "C" void kvrelay_rms_norm(const RmsNormCall* call) {
-    call->dtype == BFLOAT16 ? rms_norm<uint16_t>(*call) : rms_norm<float>(*call);
+extern "C" void kvrelay_rms_norm(const RmsNormCall* call, int64_t first, int64_t last) {
+    call->dtype == BFLOAT16 ? rms_norm<uint16_t>(*call, first, last) : rms_norm<float>(*call, first, last);
 }
 
-extern "C" void kvrelay_quantize(const QuantizeCall* call) {
-    call->x_dtype == BFLOAT16 ? quantize<uint16_t>(*call) : quantize<float>(*call);
+extern "C" void kvrelay_quantize(const QuantizeCall* call, int64_t first, int64_t last) {
+    call->x_dtype == BFLOAT16 ? quantize<uint16_t>(*call, first, last) : quantize<float>(*call, first, last);
 }

@@ -67,6 +67,14 @@ inline void store_some(T* to, f32x16 values, int64_t count) {
     memcpy(to, padded, count * sizeof(T));
 }
 
+// The values after rounding to T.
+template <class T>
+inline f32x16 rounded(f32x16 values) {
+    T memory[LANES];
+    store(memory, values);
+    return load(memory);
+}
+
 inline f32x16 maximum(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     // Returns the second operand if either is NaN, like the other branch.
@@ -126,6 +134,8 @@ inline f32x16 exponential(f32x16 x) {
     for (float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) e = e * r + coefficient;
     return (f32x16)((i32x16)e + ((i32x16)shifted << 23));
 }
+
+inline f32x16 silu(f32x16 x) { return x / (exponential(-x) + 1.0f); }
 
 // Returns 2^x to within 2 units in the last place, and at least 2^-126: 2^n · 2^r with |r| ≤ 1/2,
 // and the Taylor polynomial of degree 7 for e^(r ln 2).

@@ -25,6 +25,20 @@ def values(seed: int, *shape: int) -> torch.Tensor:
 
 
 WEIGHT = PackedWeight.of(values(9, 6, 6))
+INT8 = PackedWeight.of(values(8, 4, 4), int8=True)
+
+
+def int8_around(change: Function) -> Function:
+    """A sum of products with int8 weights of a tensor before and after a change."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x[:, :4].clone()
+        before = linear(x, INT8, None)
+        return before + linear(change(x), INT8, None) + linear(x, INT8, None)
+
+    return function
+
+
 RECORDED: dict[str, Function] = {
     "nothing": lambda x: x,
     "a view": lambda x: x.T[1:],
@@ -38,6 +52,10 @@ RECORDED: dict[str, Function] = {
     "a stack": lambda x: torch.stack((x, x * 2)).flatten(),
     "a linear": lambda x: linear(x, WEIGHT, None),
     "a linear of a transposed view": lambda x: linear(x.T.reshape(4, 6), WEIGHT, None),
+    "the same in int8": int8_around(lambda x: x),
+    "a change of int8's rows": int8_around(lambda x: x.mul_(-3)),
+    "a change of a part of int8's rows": int8_around(lambda x: (x[1:2].neg_(), x)[1]),
+    "a copy of int8's rows": int8_around(lambda x: x * 2),
     "torch in between": lambda x: linear(torch.tanh(linear(x, WEIGHT, None)), WEIGHT, None),
     "in place": lambda x: x.clone().mul_(2).add_(x),
     "into a part": lambda x: torch.zeros(5, 6).index_copy_(0, torch.tensor([3, 0, 1, 2]), x),

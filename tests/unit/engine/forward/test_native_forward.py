@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -186,16 +186,16 @@ def test_a_model_that_looks_at_values_is_served_as_it_is(
     lasting: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = load(tiny_model("llama")).forward([segment(PROMPT[:5])], [4])
-    from transformers.models.llama.modeling_llama import LlamaMLP
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    plain = LlamaMLP.forward
+    plain = LlamaDecoderLayer.forward
 
-    def looking(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+    def looking(self: LlamaDecoderLayer, x: torch.Tensor, **others: Any) -> torch.Tensor:
         if (lasting or x.shape[1] == 5) and bool((x > 1e9).any()):
             x = x * 2
-        return plain(self, x)
+        return plain(self, x, **others)
 
-    monkeypatch.setattr(LlamaMLP, "forward", looking)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", looking)
     runner = load(tiny_model("llama"))
     assert bool(forward_of(runner).not_captured) == lasting
     for _ in range(3):

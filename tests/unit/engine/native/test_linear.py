@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine.native import ops
-from kvrelay.engine.native.ops import PackedWeight, linear
+from kvrelay.engine.native.arguments import Operation
+from kvrelay.engine.native.ops import PackedWeight, elementwise, linear, silu
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -68,6 +69,25 @@ def test_a_row_does_not_depend_on_the_others(
     together = linear(x, weight, None)
     for rows in range(1, 41):
         assert torch.equal(linear(x[40 - rows :], weight, None), together[40 - rows :])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=DTYPES,
+    rows=ROWS,
+    words=WORDS,
+    outputs=OUTPUTS,
+    int8=st.booleans(),
+)
+@settings(max_examples=60)
+def test_a_gated_layer_equals_its_parts(
+    seed: int, dtype: torch.dtype, rows: int, words: int, outputs: int, int8: bool
+) -> None:
+    x = random(seed, rows, 4 * words).to(dtype)
+    gate, up = (random(seed + i, outputs, 4 * words).to(dtype) for i in (1, 2))
+    of_gate, of_up = (linear(x, PackedWeight.of(one, int8=int8), None) for one in (gate, up))
+    parts = elementwise(Operation.MULTIPLY, torch.empty_like(of_up), silu(of_gate), of_up)
+    assert torch.equal(linear(x, PackedWeight.of_gated(gate, up, int8=int8), None), parts)
 
 
 @given(
@@ -147,8 +167,8 @@ def test_rows_are_quantised_to_the_nearest(
 ) -> None:
     x = random(seed, rows, columns) * torch.logspace(-20, 20, rows)[:, None]
     x = rows_apart(x.to(dtype), padding)
-    scale = torch.empty(rows)
-    quantised = ops._quantize(x, scale).double() - 128
+    words, scale = ops._quantize(x)
+    quantised = words.double() - 128
     torch.testing.assert_close(scale, x.float().abs().amax(1) / 127, rtol=2e-7, atol=0)
     assert (quantised.abs() <= 127).all()
     assert ((x.double() / scale.double()[:, None] - quantised).abs() <= 0.5 + 1e-4).all()
