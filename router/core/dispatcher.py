@@ -32,6 +32,7 @@ from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
 from router.core.queueing.preemption import Preemption
+from router.core.queueing.prefill_gate import PrefillGate
 from router.core.request import Request
 from router.core.request_record import Entry
 from router.core.retry_budget import RetryBudget
@@ -146,12 +147,15 @@ class Dispatcher:
         self._check_quarantine(request, now)
         check_model(request, self._workers)
         share = self._queue.share(request.tenant)
-        effects = [] if request.complete is not None else self._make_room(request, share, now)
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
         hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
-        entry = self._entries[request.request_id] = Entry(life, ticket, share, hasher)
+        entry = Entry(life, ticket, share, hasher)
+        effects: list[Effect] = []
+        if request.complete is None and not self._overtakes(entry, now):
+            effects = self._make_room(request, share, now)
+        self._entries[request.request_id] = entry
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)
@@ -441,14 +445,8 @@ class Dispatcher:
                 request_id, now
             )
 
-        prefill_wait: Wait | None = None
-        # Tenants for which the prefill workers are busy; None stands for all.
-        busy: set[str | None] = set()
-
-        def busy_for(tenant: str) -> bool:
-            return None in busy or tenant in busy
-
-        while (ticket := self._queue.next(pausing, busy_for)) is not None:
+        gate = PrefillGate(self._workers)
+        while not gate.full and (ticket := self._queue.next(pausing, gate.busy_for)) is not None:
             entry = self._entries[ticket.request_id]
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
@@ -457,10 +455,7 @@ class Dispatcher:
                 text = "its turn has come so late that it would not be through by its deadline"
                 effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
-            views, model = views_for(entry, self._workers, now), entry.life.model
-            decision = assign(
-                views, entry.life.num_tokens, entry.life.avoid, self._config.router, broken, model
-            )
+            decision, model = self._decide(entry, broken, now), entry.life.model
             if (
                 isinstance(decision, Wait)
                 and model is not None
@@ -468,13 +463,11 @@ class Dispatcher:
             ):
                 without_room.add(model)
                 continue
-            if isinstance(decision, Wait) and decision.for_prefill:
+            if gate.holds(entry.life.request.tenant.name, decision):
                 self._queue.defer(ticket)
-                prefill_wait, tenant = decision, entry.life.request.tenant.name
-                busy.add(tenant if self._workers.has_prompt_of(tenant) else None)
                 continue
             if isinstance(decision, Wait):
-                heads = partial(self._queue.heads, pausing, busy_for)
+                heads = partial(self._queue.heads, pausing, gate.busy_for)
                 placed = [] if decision.no_worker else self._preempt(heads, now)
                 if placed:
                     effects += placed
@@ -484,11 +477,28 @@ class Dispatcher:
                 break
             effects += self._place(entry, decision, now)
         else:
-            if prefill_wait is not None:
-                wait, queued = prefill_wait, True
+            if gate.wait is not None:
+                wait, queued = gate.wait, True
         self._wait = wait
+        self._freed = self._freed or gate.full
         self._throughput.watch(now, queued)
         return effects
+
+    def _decide(
+        self, entry: Entry, broken: frozenset[tuple[str, str]], now: float
+    ) -> Assignment | Wait:
+        life = entry.life
+        views = views_for(entry, self._workers, now)
+        return assign(views, life.num_tokens, life.avoid, self._config.router, broken, life.model)
+
+    def _overtakes(self, entry: Entry, now: float) -> bool:
+        """Whether a new request can run at once, since those in the queue wait for prefill workers
+        and it needs none.
+        """
+        if not self._wait.for_prefill or entry.share.capped:
+            return False
+        decision = self._decide(entry, self._workers.link_health.broken(now), now)
+        return isinstance(decision, Assignment) and not decision.prefill
 
     def _must_pause(self, request_id: str, now: float) -> bool:
         """Whether the request is suspected of killing workers and has to wait. Unproven suspects

@@ -160,12 +160,13 @@ def assign(
 def _with_prefill(
     decoders: Sequence[WorkerView], workers: Sequence[WorkerView]
 ) -> Sequence[WorkerView]:
-    """Returns the decode workers whose model version has a prefill worker. Returns all decode
-    workers if there is only one version.
+    """Returns the decode workers whose model version has a prefill worker with room, or else those
+    with any prefill worker. Returns all decode workers if there is only one version.
     """
     if len({one.model for one in workers}) == 1:
         return decoders
-    versions = {one.model for one in workers if one.pool == "prefill" and not one.sick}
+    fit = [one for one in workers if one.pool == "prefill" and not one.sick]
+    versions = {one.model for one in [one for one in fit if not one.full] or fit}
     return [one for one in decoders if any(one.model.is_same(version) for version in versions)]
 
 

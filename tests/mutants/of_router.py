@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         "a retry goes to the version of the model that began the answer",
         DISPATCHER,
-        "views_for(entry, self._workers, now), entry.life.model\n",
-        "views_for(entry, self._workers, now), None\n",
+        "self._config.router, broken, life.model)",
+        "self._config.router, broken, None)",
         (
             "unit/router/core/test_compatibility.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
         ),
@@ -393,10 +393,37 @@ MUTANTS = (
     Mutant(
         "requests that need no prefill worker do not wait for one",
         DISPATCHER,
-        " if self._workers.has_prompt_of(tenant) else None)\n                continue",
-        ")\n                wait, queued = decision, True\n                break",
+        "                self._queue.defer(ticket)\n                continue",
+        "                wait, queued = decision, True\n                break",
         (
             "unit/router/core/test_late_binding.py::test_who_needs_no_prefill_worker_does_not_wait_for_one",
+        ),
+    ),
+    Mutant(
+        "later prompts do not overtake those that wait for a prefill worker",
+        "router/core/queueing/prefill_gate.py",
+        "held = bool(decision.prefill) and self.busy_for(tenant)",
+        "held = False",
+        (
+            "unit/router/core/test_late_binding.py::test_the_fifth_tenant_is_served_in_its_turn",
+        ),
+    ),
+    Mutant(
+        "a request that needs no prefill worker is not judged by those that do",
+        DISPATCHER,
+        "if request.complete is None and not self._overtakes(entry, now):",
+        "if request.complete is None:",
+        (
+            "unit/router/core/test_late_binding.py::test_a_request_without_need_of_prefill_is_not_judged_by_the_queue_for_it",
+        ),
+    ),
+    Mutant(
+        "a long queue is looked through in parts",
+        "router/core/queueing/prefill_gate.py",
+        "return self._held >= MOST_HELD",
+        "return False",
+        (
+            "unit/router/core/test_late_binding.py::test_a_long_queue_is_looked_through_in_parts",
         ),
     ),
     Mutant(

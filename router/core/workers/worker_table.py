@@ -15,6 +15,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.queueing.preemption import Room
 from router.core.request import Request
 from router.core.workers.link_health import LinkHealth
+from router.core.workers.prefill_rate import PrefillRate
 from router.core.workers.worker_health import Health
 
 # Shortest and longest time that a worker counts as full after a refusal. The time doubles with each
@@ -24,13 +25,14 @@ FULL_FOR_S = (0.1, 2.0)
 REFUSALS = 2
 # Delay before another preemption for that reason, since blocks are freed at the end of a step.
 PREEMPT_AGAIN_S = 1.0
-# A prefill worker gets no further prompt of a tenant while it has this many chunks of the tenant to
-# compute, and no prompt of another tenant while it has prompts of this many tenants. So a prompt
-# goes to the worker that is free first, even to one that joins later.
+# Chunks of a tenant that a prefill worker has to compute before it gets no further prompt of the
+# tenant. So a prompt goes to the worker that is free first, even to one that joins later.
 BACKLOG_CHUNKS = 2
+# The backlog of a fast worker lasts at least this long, in seconds: two ticks of the driver, which
+# looks no sooner for a worker that is about to need a prompt.
+BACKLOG_S = 0.1
+# Tenants whose prompts a prefill worker has before it gets no prompt of another tenant.
 BACKLOG_TENANTS = 4
-# Weight of the last prompt in a worker's measured prefill rate.
-RATE_SHARE = 1 / 4
 # Index size for a worker that does not report its number of blocks.
 INDEX_BLOCKS = 65_536
 # Hashes of a sequence, by block size.
@@ -49,10 +51,9 @@ class Worker:
     # Claims whose prompts the worker has yet to prefill, oldest first, and their tokens.
     prompts: dict[Claim, None] = field(default_factory=dict)
     queued_tokens: int = 0
-    # Time since when it computes them without having ended one.
+    # Time at which the last of its prompts ended, or at which it got the first.
     computing_since: float = 0.0
-    # Measured prompt tokens per second; 0 before the first measurement.
-    prefill_rate: float = 0.0
+    prefill_rate: PrefillRate = field(default_factory=PrefillRate)
     full_until: float = 0.0
     # Consecutive refusals.
     refusals: int = 0
@@ -73,18 +74,20 @@ class Worker:
     def takes_prompt(self, tenant: str, priority: int, most: int, now: float) -> bool:
         """Whether the worker is about to need a prompt of this tenant and priority. A prefill
         worker gives each tenant the same time, so it is busy for a tenant with `most` tokens of its
-        own, of which less urgent prompts do not count.
+        own. Less urgent prompts do not count.
         """
-        own = [one for one in self.prompts if one.tenant == tenant and one.priority <= priority]
-        tenants = {one.tenant for one in self.prompts}
+        ahead = [one for one in self.prompts if one.priority <= priority]
+        own = [one for one in ahead if one.tenant == tenant]
+        tenants = {one.tenant for one in ahead}
         if not own:
-            return tenant in tenants or len(tenants) < BACKLOG_TENANTS
+            return len(tenants) < BACKLOG_TENANTS
         computed = min(self._computed(now) / len(tenants), own[0].queued_tokens)
-        return sum(one.queued_tokens for one in own) - computed < most
+        backlog = sum(one.queued_tokens for one in own) - computed
+        return backlog < max(most, BACKLOG_S * self.prefill_rate.per_second)
 
     def _computed(self, now: float) -> float:
         """Returns the tokens that the worker has probably computed since its last prompt ended."""
-        return self.prefill_rate * (now - self.computing_since)
+        return self.prefill_rate.per_second * (now - self.computing_since)
 
     def queue_prompt(self, claim: Claim, now: float) -> None:
         """Adds the claim's prompt."""
@@ -274,10 +277,8 @@ class Workers:
             computed = max(1, life.num_tokens - first.prefill.cached_tokens)
             seconds = first.prefill.compute_seconds
             self.health.worked(worker_id, computed, seconds, now)
-            if seconds > 0:
-                worker = self._workers[worker_id]
-                share = RATE_SHARE if worker.prefill_rate else 1.0
-                worker.prefill_rate += (computed / seconds - worker.prefill_rate) * share
+            worker = self._workers[worker_id]
+            worker.prefill_rate.add(computed, min(seconds, now - worker.computing_since))
 
     def remember(self, worker_id: str, hashes: Hashes) -> None:
         """Records that the worker's prefix cache holds this sequence, or soon will."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dispatched import SHORT, request
+from support.fake_worker import worker_info
 from support.router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import SamplingParams
-from router.core.workers.worker_table import BACKLOG_TENANTS
+from router.core import dispatcher
+from router.core.effects import Effect
+from router.core.path_policy import Assignment, Wait
+from router.core.queueing.prefill_gate import MOST_HELD
+from router.core.workers.worker_table import BACKLOG_TENANTS, Claim, Worker
 
 CHUNK = 512
 # Tokens that a prefill worker computes in a step: a chunk takes 8 steps.
@@ -159,6 +166,115 @@ def test_a_prompt_whose_turn_does_not_come_ends_at_its_deadline() -> None:
     cluster.kill("p0")
     cluster.settle()
     assert cluster.dispatcher.waiting_for_prefill == 0
+
+
+def test_the_fifth_tenant_is_served_in_its_turn() -> None:
+    """The others keep the worker busy with new prompts that arrive all the time."""
+    cluster = cluster_of(1, 1)
+    for number in range(12 * 4):
+        submit(cluster, f"before{number}", 200, tenant="abcd"[number % 4])
+    cluster.run(0.5)
+    submit(cluster, "fifth", 200, tenant="e")
+    for number in range(200):
+        submit(cluster, f"after{number}", 200, tenant="abcd"[number % 4])
+        cluster.step()
+    waited = cluster.records["fifth"].token_at[0] - 0.5
+    assert waited < 12 * 4 * 200 / (PER_STEP / STEP_S)
+
+
+def test_a_request_without_need_of_prefill_is_not_judged_by_the_queue_for_it() -> None:
+    cluster = VirtualCluster(1, 1, slots=64, max_queue=20)
+    cluster.prefill_tokens = PER_STEP
+    for number in range(30):
+        submit(cluster, f"long{number}", 2000)
+    cluster.run(20.0)
+    while cluster.dispatcher.waiting < 20:
+        submit(cluster, f"more{len(cluster.records)}", 2000)
+    submit(cluster, "long", 2000)
+    cluster.submit(request("short", SHORT, deadline=cluster.now + 5.0))
+    cluster.run(6 * STEP_S)
+    assert "long" in cluster.refused
+    assert cluster.records["short"].whole
+
+
+def test_urgent_prompts_do_not_wait_for_less_urgent_ones_of_many_tenants() -> None:
+    cluster = cluster_of(1, 1)
+    for number in range(BACKLOG_TENANTS):
+        submit(cluster, f"usual{number}", 6000, tenant=f"tenant{number}", priority=5)
+    cluster.run(1.0)
+    submit(cluster, "urgent", 600, tenant="urgent", priority=0)
+    assert queued(cluster, "p0") == BACKLOG_TENANTS + 1
+
+
+def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When decode workers get room again, every prompt of the queue is new to the prefill
+    workers.
+    """
+    cluster = cluster_of(1, 1, slots=5)
+    endless = SamplingParams(max_tokens=10_000, seed=1)
+    cluster.submit(replace(request("endless", SHORT), sampling=endless))
+    for number in range(4):
+        cluster.submit(request(f"short{number}", SHORT))
+    for number in range(300):
+        submit(cluster, f"long{number}", 6000, tenant=f"tenant{number % 3}")
+    assert not cluster.dispatcher.waiting_for_prefill
+    looks: list[int] = []
+    decide = dispatcher.assign
+
+    def counted(*args: Any) -> Assignment | Wait:
+        looks[-1] += 1
+        return decide(*args)
+
+    monkeypatch.setattr(dispatcher, "assign", counted)
+    pump = cluster.dispatcher._pump
+
+    def pumped(now: float) -> list[Effect]:
+        looks.append(0)
+        return pump(now)
+
+    monkeypatch.setattr(cluster.dispatcher, "_pump", pumped)
+    # The tokens of the endless answer suffice to go on.
+    monkeypatch.setattr(cluster.dispatcher, "tick", lambda _now: [])
+    for _ in range(40):
+        cluster.step()
+    assert MOST_HELD <= max(looks) < 2 * MOST_HELD
+    assert cluster.dispatcher.waiting_for_prefill == cluster.dispatcher.waiting == 297
+
+
+def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
+    worker = Worker(worker_info("p0", "prefill"))
+    decode = Worker(worker_info("d0", "decode"))
+
+    def takes() -> int:
+        worker.prompts.clear()
+        while worker.takes_prompt("", 0, 2 * CHUNK, now=1.0):
+            worker.queue_prompt(Claim(decode, worker, 1000, 1000, "", 0), now=1.0)
+        return len(worker.prompts)
+
+    assert takes() == 2
+    worker.prefill_rate.add(2000, 2000 / 50_000)
+    assert takes() == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.integers(9, 2000), st.integers(0, 9)),
+        min_size=2,
+        max_size=40,
+    )
+)
+def test_the_prompts_of_a_tenant_start_in_order(arrivals: list[tuple[str, int, int]]) -> None:
+    cluster = cluster_of(1, 1)
+    for number, (tenant, tokens, steps) in enumerate(arrivals):
+        submit(cluster, f"{tenant}{number}", tokens, tenant=tenant)
+        for _ in range(steps):
+            cluster.step()
+    cluster.settle()
+    for tenant in "abcdef":
+        own = [one for name, one in cluster.records.items() if name.startswith(tenant)]
+        starts = [one.token_at[0] for one in own]
+        assert starts == sorted(starts)
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,6 +6,7 @@ import pytest
 
 from kvrelay.config.schema import PolicyName, RouterConfig
 from kvrelay.tenants import ANONYMOUS
+from kvrelay.types.workers import ModelVersion
 from router.core.path_policy import Assignment, Wait, WorkerView, assign
 
 NOBODY = frozenset[str]()
@@ -173,3 +174,18 @@ def test_pairs_that_cannot_hand_over_are_not_chosen(
     decision = assign(workers, 900, NOBODY, config(), frozenset(broken))
     assert isinstance(decision, Assignment)
     assert (decision.prefill, decision.why_for(ANONYMOUS)) == (chosen, why)
+
+
+def test_the_model_version_whose_prefill_worker_has_room_is_preferred() -> None:
+    old, new = ModelVersion("old", "old"), ModelVersion("new", "new")
+    workers = [
+        replace(decode("d_old"), model=old),
+        replace(prefill("p_old", full=True), model=old),
+        replace(decode("d_new", held=500), model=new),
+        replace(prefill("p_new"), model=new),
+    ]
+    decision = assign(workers, 900, NOBODY, config())
+    assert isinstance(decision, Assignment)
+    assert (decision.prefill, decision.decode) == ("p_new", "d_new")
+    full = [replace(one, full=one.pool == "prefill") for one in workers]
+    assert isinstance(assign(full, 900, NOBODY, config()), Wait)
