@@ -38,7 +38,7 @@ class DecodeScheduler(Scheduler):
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
         # The waiting sequence that found no room, with the blocks and active sequences then.
-        self._no_room: tuple[Sequence, int, int] | None = None
+        self._no_room: tuple[Sequence, int, int, int] | None = None
         self.preemptions = 0
 
     def __len__(self) -> int:
@@ -155,15 +155,16 @@ class DecodeScheduler(Scheduler):
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Takes blocks for all tokens, if that leaves a spare block for each active sequence."""
-        state = sequence, self._cache.pool.num_available, len(self._active)
+        pool = self._cache.pool
+        state = sequence, pool.num_available, pool.num_contents, len(self._active)
         # The search for a cached prefix takes long, so it is not repeated in vain.
         if state == self._no_room:
             return False
-        self._no_room = state
         sequence.take_prefix(self._cache)
         missing = sequence.blocks_missing(len(sequence.tokens))
-        if missing + len(self._active) > self._cache.pool.num_available:
+        if missing + len(self._active) > pool.num_available:
             sequence.drop_blocks(self._cache)
+            self._no_room = state
             return False
         sequence.take_blocks(self._cache, len(sequence.tokens))
         if sequence.started is None:

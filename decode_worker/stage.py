@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease
-from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SequenceSpec
@@ -159,15 +158,13 @@ class DecodeStage(Stage):
         sequence = self._context.sequence(spec)
         sequence.take_prefix(cache)
         cached_blocks = len(sequence.blocks)
-        try:
-            sequence.take_blocks(cache, len(sequence.tokens))
-            full = cache.pool.num_available < self.scheduler.blocks_awaited(spec.priority)
-        except OutOfBlocks:
-            full = True
-        if full:
+        # Checked before, because taking blocks evicts cached ones.
+        missing = sequence.blocks_missing(len(sequence.tokens))
+        if missing + self.scheduler.blocks_awaited(spec.priority) > cache.pool.num_available:
             sequence.drop_blocks(cache)
             session.send(Refused(*spec.key, "full"))
             return
+        sequence.take_blocks(cache, len(sequence.tokens))
         now = self._context.clock.now()
         lease = self._leases.grant(spec.key, sequence.blocks, cached_blocks, lease_seconds, now)
         target = self.inbound.target(lease, sequence.num_computed, prefill_worker)

@@ -26,7 +26,7 @@ class PrefillScheduler(Scheduler):
         # In the order in which the sequences of one tenant are served.
         self._sequences: list[Sequence] = []
         # The sequence that found no room, with the blocks at that time.
-        self._no_room: tuple[Sequence, int] | None = None
+        self._no_room: tuple[Sequence, int, int] | None = None
 
     def __len__(self) -> int:
         """Number of sequences, started or waiting."""
@@ -73,16 +73,17 @@ class PrefillScheduler(Scheduler):
         self._end(sequence)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        state = sequence, self._cache.pool.num_available
+        pool = self._cache.pool
+        state = sequence, pool.num_available, pool.num_contents
         # The search for a cached prefix takes long, so it is not repeated in vain.
         if state == self._no_room:
             return False
-        self._no_room = state
         sequence.take_prefix(self._cache)
         try:
             sequence.take_blocks(self._cache, len(sequence.tokens))
         except OutOfBlocks:
             sequence.drop_blocks(self._cache)
+            self._no_room = state
             return False
         sequence.cached_tokens = sequence.num_computed
         sequence.started = now

@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "a reservation leaves the blocks that a waiting prompt needs",
         "decode_worker/stage.py",
-        "full = cache.pool.num_available < self.scheduler.blocks_awaited(spec.priority)",
-        "full = False",
+        "missing + self.scheduler.blocks_awaited(spec.priority) >",
+        "missing >",
         (
             "unit/worker/test_waiting_prompts.py::test_a_reservation_does_not_take_the_blocks_that_a_waiting_prompt_needs",
         ),

@@ -273,10 +273,19 @@ MUTANTS = (
     Mutant(
         "a block's content tells what came before it",
         "kvrelay/engine/kvcache/block_pool.py",
-        "self._serials[block] = next(self._next_serial)",
+        "self._serials[block] = self.num_contents",
         "self._serials[block] = 1",
         (
             "unit/engine/kvcache/test_prefix_cache.py::test_equal_tokens_after_a_collision_are_not_taken",
+        ),
+    ),
+    Mutant(
+        "a waiting prompt is looked up again when blocks were named",
+        "prefill_worker/scheduler.py",
+        "state = sequence, pool.num_available, pool.num_contents",
+        "state = sequence, pool.num_available, 0",
+        (
+            "unit/prefill_worker/test_scheduler.py::test_a_prompt_starts_when_another_has_computed_what_it_lacks",
         ),
     ),
     Mutant(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from itertools import count
 
 from kvrelay.engine.kvcache.eviction import CachedBlocks
 
@@ -52,7 +51,8 @@ class BlockPool:
         self._contents: dict[int, Hashable] = {}
         # Serial numbers of the blocks' contents; 0 for an unnamed block.
         self._serials = [0] * num_blocks
-        self._next_serial = count(1)
+        # Contents that have been named so far. A match may be longer once there are more.
+        self.num_contents = 0
         # Lookups and names whose hash belonged to a block with other content.
         self.collisions = 0
         # The tenant whose tokens a named block holds.
@@ -158,7 +158,8 @@ class BlockPool:
         self._block_of[hash] = block
         self._contents[block] = content
         self._owners[block] = owner
-        self._serials[block] = next(self._next_serial)
+        self.num_contents += 1
+        self._serials[block] = self.num_contents
         return self._serials[block]
 
     def unname(self, block: int) -> None:

@@ -160,6 +160,20 @@ def test_every_prompt_is_computed_once_in_order_within_the_budget(data: st.DataO
     assert cache.pool.num_held == 0
 
 
+def test_a_prompt_starts_when_another_has_computed_what_it_lacks() -> None:
+    cache = KvCache(12, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=2 * BLOCK)
+    first = sequence("first", 10 * BLOCK, tenant="one")
+    # It has the first eight blocks in common with the other, and room for two more.
+    alike = sequence("alike", 8 * BLOCK, arrived=1.0, tenant="two")
+    alike.tokens.extend(range(900, 900 + 2 * BLOCK))
+    scheduler.add(first)
+    shape(scheduler)
+    scheduler.add(alike)
+    names = [[name for name, _, _ in shape(scheduler)] for _ in range(5)]
+    assert names.index(["alike"]) == 3, names
+
+
 def test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_ones() -> None:
     cache = KvCache(256, BLOCK)
     scheduler = PrefillScheduler(cache, chunk_tokens=8)

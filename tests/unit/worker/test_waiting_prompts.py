@@ -117,10 +117,14 @@ async def test_a_reservation_does_not_take_the_blocks_that_a_waiting_prompt_need
     running: Workers, export: Export
 ) -> None:
     decode, _, _ = await fetching(running, export)
+    await decode.send(RunLocal(spec("kept", 60, SIZE + 1)))
+    await decode.answer()
     await decode.send(RunLocal(spec("waits", 50, MAX_LEN)))
     await waits(decode.info)
+    cached = (await load_of(decode.info)).blocks_cached
     await decode.send(Reserve(spec("later", 70, 20), 60.0, "prefill-0"))
     assert await decode.event() == Refused("later", 0, "full")
+    assert (await load_of(decode.info)).blocks_cached == cached > 0, "nothing was evicted for it"
     export.released.set()
     async with asyncio.timeout(60):
         assert len(await decode.answer()) == 4
