@@ -47,7 +47,7 @@ class PrefixExport:
         cache: PrefixCache,
         sender: Sender,
         epoch: int,
-        on_release: Callable[[], None] = lambda: None,
+        on_release: Callable[[], None],
     ) -> None:
         """`on_release` is called when exported blocks are no longer held."""
         self._cache = cache

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import grpc
 
-from kv_transfer.blocks.copy_threads import to_its_end
 from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.messages import PrefixSource
 from kvrelay.process.telemetry import get_logger
+from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.context import WorkerContext

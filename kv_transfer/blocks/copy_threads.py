@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+from kvrelay.process.uninterrupted import to_its_end
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,23 +17,3 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     cancelled.
     """
     return await to_its_end(asyncio.to_thread(function, *args, **kwargs))
-
-
-async def to_its_end(coroutine: Coroutine[object, object, T]) -> T:
-    """Returns the coroutine's result after it has finished, even if cancelled.
-
-    When the await returns, the coroutine no longer touches the blocks. A cancellation takes effect
-    afterwards.
-    """
-    work = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        # Marks the exception as retrieved: the cancelled caller does not need it.
-        work.exception()
-        raise cancelled
-    return work.result()

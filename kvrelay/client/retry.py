@@ -16,7 +16,7 @@ from kvrelay.errors import (
     Unavailable,
 )
 
-# The longest timeout of a call. gRPC takes much longer times for times that have passed.
+# The longest timeout of a call. gRPC treats much longer timeouts as expired.
 _LONGEST_S = 1e8
 
 

@@ -64,7 +64,7 @@ class ModelRunner:
         # The reason why steps are not captured, or empty.
         self.not_captured = ""
         # Tokens and seconds of a step that ran before the worker's first step.
-        self.proof: tuple[int, float] | None = None
+        self.warmup: tuple[int, float] | None = None
         self._group = group
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:

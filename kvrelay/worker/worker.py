@@ -62,7 +62,7 @@ class Worker:
         """The lifecycle state: starting ─▶ ready ─▶ draining. Each of them can change to stuck, the
         last state before the process ends.
 
-        The worker is ready after the engine has run its proving steps, and takes new work only
+        The worker is ready after the engine has run its warm-up steps, and takes new work only
         while it is ready.
         """
         if self.context.engine.hung:
@@ -244,7 +244,7 @@ class Worker:
             self.context.engine.shutdown()
 
     async def _run_steps(self) -> None:
-        await self.context.engine.prove()
+        await self.context.engine.warm_up()
         self.state_changed.set()
         await self._steps.run()
 

@@ -27,7 +27,7 @@ from kvrelay.types.workers import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.lifecycle import Lifecycle, Settings
-from router.core.model_versions import check_model, model_gone, model_is_gone
+from router.core.model_versions import check_model, model_gone_error, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
@@ -243,7 +243,7 @@ class Dispatcher:
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
             elif model_is_gone(entry, self._workers, now):
-                effects += self._settle(entry, entry.life.cancel(model_gone(entry.life)), now)
+                effects += self._settle(entry, entry.life.cancel(model_gone_error(entry.life)), now)
             else:
                 effects += self._settle(entry, entry.life.tick(now), now)
         if now >= self._renew_at:
@@ -421,7 +421,7 @@ class Dispatcher:
     def _expire(self, entry: Entry, now: float) -> list[Effect]:
         why = self._wait.why if self._wait.no_worker else ""
         if entry.lone_since is not None:
-            why = model_gone(entry.life).message
+            why = model_gone_error(entry.life).message
         return self._settle(entry, entry.life.expire(why), now)
 
     # The queue

@@ -42,7 +42,7 @@ def model_is_gone(entry: Entry, workers: Workers, now: float) -> bool:
     return now - entry.lone_since >= GONE_S
 
 
-def model_gone(life: Lifecycle) -> Unavailable:
+def model_gone_error(life: Lifecycle) -> Unavailable:
     """Returns the error of a request whose model version is gone."""
     fingerprint = "" if life.model is None else life.model.fingerprint
     return Unavailable(

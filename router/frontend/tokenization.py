@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from router.core.body_budget import BodyBudget
-from router.runtime.fair_threads import FairLanes, FairThreads, to_its_end
+from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
 T = TypeVar("T")

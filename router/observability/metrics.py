@@ -316,7 +316,7 @@ class ClusterCollector(Collector):
         )
         for_prefill = self._gauge(
             "num_requests_waiting_for_prefill",
-            "Of the router's waiting requests, those that wait for a prefill worker.",
+            "Requests in the router's queue that wait for a prefill worker.",
         )
         usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.tenants import Tenant
 from router.core.queueing.lanes import Lanes
 
@@ -63,25 +64,3 @@ class FairThreads:
     def close(self) -> None:
         """Ends the pool without waiting for its threads, which cannot be stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-async def to_its_end(running: Awaitable[T]) -> T:
-    """Like `await running`, but cancellations take effect only when `running` has ended."""
-    task = asyncio.ensure_future(running)
-    cancelled: asyncio.CancelledError | None = None
-    try:
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is None:
-            return task.result()
-        if not task.cancelled():
-            # asyncio logs errors that nobody has looked at.
-            task.exception()
-        raise cancelled
-    finally:
-        # The traceback of an exception refers to this frame, and the task refers to the exception.
-        # The reference cycle would keep their memory.
-        del running, task, cancelled

@@ -404,9 +404,7 @@ MUTANTS = (
         "router/core/queueing/prefill_gate.py",
         "held = bool(decision.prefill) and self.busy_for(tenant)",
         "held = False",
-        (
-            "unit/router/core/test_late_binding.py::test_the_fifth_tenant_is_served_in_its_turn",
-        ),
+        ("unit/router/core/test_late_binding.py::test_the_fifth_tenant_is_served_in_its_turn",),
     ),
     Mutant(
         "a request that needs no prefill worker is not judged by those that do",
@@ -422,9 +420,7 @@ MUTANTS = (
         "router/core/queueing/prefill_gate.py",
         "return self._held >= MOST_HELD",
         "return False",
-        (
-            "unit/router/core/test_late_binding.py::test_a_long_queue_is_looked_through_in_parts",
-        ),
+        ("unit/router/core/test_late_binding.py::test_a_long_queue_is_looked_through_in_parts",),
     ),
     Mutant(
         "the queue moves when a prefill worker ends a prompt",

@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "a change of a worker's state is told at once",
         "kvrelay/worker/worker.py",
-        "engine.prove()\n        self.state_changed.set()",
-        "engine.prove()",
+        "engine.warm_up()\n        self.state_changed.set()",
+        "engine.warm_up()",
         (
             "unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",
         ),

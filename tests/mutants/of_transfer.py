@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "the copy is waited for when its push is cancelled",
-        "kv_transfer/blocks/copy_threads.py",
+        "kvrelay/process/uninterrupted.py",
         "cancelled = error\n",
         "raise\n",
         ("unit/kv_transfer/test_in_thread.py::test_cancelled_it_waits_for_the_function",),

@@ -93,7 +93,7 @@ class ToyRunner:
     weight_bytes = 0
     without_kernels = not_captured = ""
     rank_pids = ()
-    proof = None
+    warmup = None
 
     def __init__(
         self,

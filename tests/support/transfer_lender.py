@@ -66,7 +66,7 @@ async def lender(cut: Cut | None = None) -> AsyncIterator[Lent]:
     cache.publish(prefix, blocks, 0, len(blocks))
     cache.release(blocks)
     async with decode_end() as asking, sender_of(source) as sender:
-        prefix_export = PrefixExport(cache, sender, epoch=3)
+        prefix_export = PrefixExport(cache, sender, 3, lambda: None)
         server = grpc.aio.server()
         add_kv_transfer_servicer(asking.receiver.Push, prefix_export.Fetch, server)
         port = server.add_insecure_port("127.0.0.1:0")

@@ -93,16 +93,13 @@ class NativeForward:
             self._met = Counter({one: count // 2 for one, count in self._met.items() if count > 1})
 
     def _pays(self, shape: Shape) -> bool:
-        """Whether to capture the shape. Makes room for it."""
-        if self._met[shape] < 2:
-            return False
+        """Whether to capture the shape."""
         if len(self._captured) < MAX_CAPTURED:
-            return True
-        least_used = min(self._captured, key=lambda one: self._met[one])
-        if self._met[shape] <= 2 * self._met[least_used]:
-            return False
-        del self._captured[least_used]
-        return True
+            return self._met[shape] > 1
+        return self._met[shape] > 2 * self._met[self._least_used()]
+
+    def _least_used(self) -> Shape:
+        return min(self._captured, key=lambda one: self._met[one])
 
     def _run(self, step: Step) -> torch.Tensor:
         self._batch.update(step.parts, step.on_layer)
@@ -122,6 +119,8 @@ class NativeForward:
             logits = self._run(step)
             self.not_captured = str(reason)
             return logits
+        if len(self._captured) >= MAX_CAPTURED:
+            del self._captured[self._least_used()]
         self._captured[len(step.token_ids), len(step.rows)] = inputs, captured
         return captured.output
 

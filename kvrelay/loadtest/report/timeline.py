@@ -63,7 +63,7 @@ class Sample:
     # Requests without workers.
     waiting: int
     pools: dict[str, PoolSample]
-    # Those of them that wait for a prefill worker.
+    # Waiting requests that wait for a prefill worker.
     waiting_for_prefill: int = 0
 
 

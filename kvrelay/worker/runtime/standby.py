@@ -20,7 +20,7 @@ from kvrelay.types.workers import PoolName, StandbyWorker
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.meter import resident_bytes
-from kvrelay.worker.steps.warmup import prove
+from kvrelay.worker.steps.warmup import warm_up
 
 # Seconds. Rarer than a serving worker's heartbeat, to cost little.
 HEARTBEAT_S = 1.0
@@ -31,7 +31,7 @@ log = get_logger("worker")
 
 @dataclass(slots=True)
 class Prepared:
-    """A runner with the decode pool's KV memory, after its proving steps. None if the worker was
+    """A runner with the decode pool's KV memory, after its warm-up steps. None if the worker was
     told to stop standing by before it had a runner.
     """
 
@@ -56,7 +56,7 @@ class Prepared:
 async def stand_by(
     settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest
 ) -> Prepared:
-    """Waits until `stop` is set. The KV memory is mapped, and takes up only what the proving steps
+    """Waits until `stop` is set. The KV memory is mapped, and takes up only what the warm-up steps
     wrote.
 
     Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the
@@ -69,7 +69,7 @@ async def stand_by(
         telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
         try:
             prepared.runner = await load_runner(replace(settings, pool="decode"), model)
-            await asyncio.to_thread(prove, prepared.runner)
+            await asyncio.to_thread(warm_up, prepared.runner)
             telling.cancel()
             telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
             log.info("standby_ready", worker=settings.worker_id, pid=os.getpid())
@@ -90,7 +90,7 @@ async def _heartbeat(
     while True:
         runner = prepared.runner
         state: Literal["starting", "ready"] = (
-            "starting" if runner is None or runner.proof is None else "ready"
+            "starting" if runner is None or runner.warmup is None else "ready"
         )
         resident, _ = resident_bytes()
         weights = 0 if runner is None else runner.weight_bytes

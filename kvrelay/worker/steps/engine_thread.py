@@ -16,7 +16,7 @@ from kvrelay.engine.sequence_segment import Segment
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.steps.busy_share import BusyTime
 from kvrelay.worker.steps.step_watch import POLL_S, StepHung, StepWatch
-from kvrelay.worker.steps.warmup import PROVING_STEPS, proving_segment
+from kvrelay.worker.steps.warmup import WARMUP_STEPS, warmup_segment
 
 log = get_logger(__name__)
 
@@ -38,18 +38,18 @@ class EngineThread:
         """Calls a function in the thread, for example to bind it to a core."""
         await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    async def prove(self) -> None:
-        """Runs the proving steps before user requests. The first compiles kernels and allocates
+    async def warm_up(self) -> None:
+        """Runs the warm-up steps before user requests. The first compiles kernels and allocates
         memory, so that no request waits for that; the second measures the time of a step.
         """
-        if self._runner.proof is None:
-            for _ in range(PROVING_STEPS):
+        if self._runner.warmup is None:
+            for _ in range(WARMUP_STEPS):
                 try:
-                    await self.run([proving_segment(self._runner)])
+                    await self.run([warmup_segment(self._runner)])
                 except SegmentsFailed as failed:
-                    log.warning("proof_step_failed", reason=str(failed))
+                    log.warning("warmup_step_failed", reason=str(failed))
         else:
-            self.watch.proven(*self._runner.proof)
+            self.watch.proven(*self._runner.warmup)
         self.proven = True
 
     async def run(

@@ -1,4 +1,4 @@
-"""Proving steps, which run before user requests: the first compiles kernels and allocates memory,
+"""Warm-up steps, which run before user requests: the first compiles kernels and allocates memory,
 the second measures the time of a step.
 """
 
@@ -14,26 +14,26 @@ from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 
-PROVING_STEPS = 2
+WARMUP_STEPS = 2
 
 
-def proving_segment(runner: ModelRunner) -> Segment:
+def warmup_segment(runner: ModelRunner) -> Segment:
     """One block of tokens, or a context that is shorter, after which a token is sampled."""
     tokens = [0] * min(runner.layout.block_size, runner.max_model_len)
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
     return Segment(tokens, start=0, blocks=[0], sample=sample)
 
 
-def prove(runner: ModelRunner) -> None:
-    """Runs the proving steps in a separate thread and stores the result in `runner.proof`. Blocks
+def warm_up(runner: ModelRunner) -> None:
+    """Runs the warm-up steps in a separate thread and stores the result in `runner.warmup`. Blocks
     the caller.
     """
-    segment = proving_segment(runner)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="proof") as thread:
-        for _ in range(PROVING_STEPS):
+    segment = warmup_segment(runner)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-up") as thread:
+        for _ in range(WARMUP_STEPS):
             began = time.monotonic()
             # The step ran. If it has no token, user requests will show the fault.
             with suppress(SegmentsFailed):
                 thread.submit(runner.run, [segment]).result()
             seconds = time.monotonic() - began
-    runner.proof = len(segment.token_ids), seconds
+    runner.warmup = len(segment.token_ids), seconds

@@ -21,7 +21,7 @@ from router.runtime.loop_slices import LoopSlices
 
 # Timeout for a message's arrival, including the wait for a slot.
 RECEIVE_S = 20.0
-# Size limit of a message to a method that is not kvrelay's own: of health or reflection.
+# Size limit of a message to the health or reflection service.
 MAX_PROBE_BYTES = 1024
 # Most messages that one call can send.
 MAX_STREAMED = 256

@@ -137,7 +137,9 @@ class ProbeSlots:
         if len(self._taken) >= self._slots:
             oldest = next(iter(self._taken))
             del self._taken[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
+            # Its time may have run out just now.
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())
         bound = asyncio.timeout(PROBE_S)
         self._taken[bound] = None
         try:

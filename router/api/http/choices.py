@@ -163,13 +163,13 @@ class _Answer:
             self._index = response.index
         self._token_ids.extend(response.token_ids)
         self._text.write(response.text)
-        self._last = replace(response, logprobs=())
+        self._last = response
 
     def response(self) -> GenerateResponse:
         """Returns the answer as one response."""
         assert self._last is not None, "a stream ends with a response"
         token_ids, text = tuple(self._token_ids), self._text.getvalue()
-        return replace(self._last, index=self._index, token_ids=token_ids, text=text)
+        return replace(self._last, index=self._index, token_ids=token_ids, text=text, logprobs=())
 
 
 def _check_scores(completion: Completion) -> None:

@@ -33,10 +33,6 @@ Lines = dict[int, OrderedDict[str, Ticket]]
 Busy = Callable[[str], bool]
 
 
-def _nobody(_: str) -> bool:
-    return False
-
-
 class Share:
     """One tenant's use of the cluster and of the queue."""
 
@@ -192,7 +188,7 @@ class FairQueue:
             self._deferred_tokens += ticket.tokens
             _drop(self._where[ticket.request_id][1].ready, ticket)
 
-    def next(self, pausing: Callable[[str], bool], busy: Busy = _nobody) -> Ticket | None:
+    def next(self, pausing: Callable[[str], bool], busy: Busy) -> Ticket | None:
         """Returns the next request without removing it. Skips requests that are `pausing`, tenants
         that are capped, and the deferred requests of tenants for which prefill workers are `busy`.
         """
@@ -206,7 +202,7 @@ class FairQueue:
                 return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
         return None
 
-    def heads(self, pausing: Callable[[str], bool], busy: Busy = _nobody) -> list[Ticket]:
+    def heads(self, pausing: Callable[[str], bool], busy: Busy) -> list[Ticket]:
         """Returns the next request of each tenant, if other tenants have requests with workers.
 
         All returned requests have the most urgent priority with any candidate, in the order of

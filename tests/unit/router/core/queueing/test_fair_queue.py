@@ -21,6 +21,10 @@ def waits(request_id: str) -> bool:
     return request_id.endswith("paused")
 
 
+def busy(_tenant: str) -> bool:
+    return False
+
+
 class Filled:
     """A queue, with requests that are added and served by name; those that are served end at once,
     or never.
@@ -44,7 +48,7 @@ class Filled:
 
     def serve(self, answer_tokens: int = 0) -> str | None:
         """The next one; it is charged with its prompt and its answer."""
-        ticket = self.queue.next(waits)
+        ticket = self.queue.next(waits, busy)
         if ticket is None:
             return None
         share = self.queue._where[ticket.request_id][1]
@@ -79,7 +83,7 @@ def test_answers_count_as_prompts_do() -> None:
     filled.add(Tenant("b"), 100)
     order = Counter()
     for _ in range(40):
-        ticket = filled.queue.next(waits)
+        ticket = filled.queue.next(waits, busy)
         assert ticket is not None
         name = ticket.request_id[0]
         filled.serve(answer_tokens=200 if name == "a" else 0)
@@ -157,14 +161,14 @@ def test_heads_are_those_for_whom_others_may_give_way() -> None:
     (light,) = filled.add(Tenant("b", weight=3.0))
     filled.add(Tenant("d"), priority=1)
     filled.add(TENANTS["c"])
-    assert filled.queue.heads(waits) == [], "nobody has workers"
+    assert filled.queue.heads(waits, busy) == [], "nobody has workers"
     filled.queue.share(TENANTS["c"]).running = 2  # as many as it may
     filled.queue.share(Tenant("a")).running = 1
     filled.queue.share(Tenant("b", weight=3.0)).running = 2
-    assert [one.request_id for one in filled.queue.heads(waits)] == [light, first]
+    assert [one.request_id for one in filled.queue.heads(waits, busy)] == [light, first]
     filled.queue.share(TENANTS["c"]).running = 0
     filled.queue.share(Tenant("b", weight=3.0)).running = 0
-    assert first not in [one.request_id for one in filled.queue.heads(waits)], (
+    assert first not in [one.request_id for one in filled.queue.heads(waits, busy)], (
         "it alone has workers"
     )
 
@@ -203,8 +207,8 @@ def test_a_capped_tenants_priorities_cost_others_nothing() -> None:
             filled.add(TENANTS["c"], priority=priority)
         filled.queue.share(TENANTS["c"]).running = 2
     for work in (
-        lambda queue: queue.next(waits),
-        lambda queue: queue.heads(waits),
+        lambda queue: queue.next(waits, busy),
+        lambda queue: queue.heads(waits, busy),
         lambda queue: queue.overflow(queue.share(Tenant("z")), 0),
     ):
         assert calls(partial(work, few.queue)) == calls(partial(work, many.queue))
@@ -330,7 +334,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     @rule(answer=st.integers(0, 50))
     def serve(self, answer: int) -> None:
         expected = self.expected()
-        ticket = self.queue.next(waits)
+        ticket = self.queue.next(waits, busy)
         assert (ticket and ticket.request_id) == (expected and expected.name)
         if ticket is None or expected is None:
             return
