@@ -172,10 +172,11 @@ class ManagedWorkers:
         return await self._registry.next_name(role, self._next_number[role])
 
     async def join(self, worker_id: str, pool: PoolName) -> None:
-        """Moves a standby worker into the pool."""
+        """Moves a standby worker into the pool. The time limit of its start continues."""
         async with self.in_time():
             await self._launcher.turn(worker_id, pool)
-        self.by_id[worker_id] = ManagedWorker(pool)
+        silent_polls = self.by_id[worker_id].silent_polls
+        self.by_id[worker_id] = ManagedWorker(pool, silent_polls=silent_polls)
         await self._registry.remove_standby(worker_id)
 
     async def switch(self, worker_id: str, pool: PoolName, info: WorkerInfo) -> None:

@@ -59,7 +59,10 @@ class WorkerWatch:
             info = infos.get(worker_id)
             if worker.pool == "standby" and worker_id in standbys:
                 worker.ready_polls += standbys[worker_id].state == "ready"
-                worker.silent_polls = 0 if worker.ready_polls else worker.silent_polls + 1
+                if worker.ready_polls:
+                    worker.silent_polls = 0
+                else:
+                    await self._note_silence(worker_id, worker, has_entry=True)
                 continue
             match None if info is None else info.state:
                 case "ready":

@@ -40,6 +40,20 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a standby worker that hangs in its start is stopped",
+        "autoscaler/worker_watch.py",
+        "await self._note_silence(worker_id, worker, has_entry=True)",
+        "pass",
+        (f"{TESTS}::test_a_standby_that_never_becomes_ready_is_replaced",),
+    ),
+    Mutant(
+        "a standby worker that joins keeps the time limit of its start",
+        "autoscaler/managed_workers.py",
+        "ManagedWorker(pool, silent_polls=silent_polls)",
+        "ManagedWorker(pool)",
+        (f"{TESTS}::test_a_standby_that_joins_while_it_loads_keeps_the_time_limit_of_its_start",),
+    ),
+    Mutant(
         "decode gets the last standby worker",
         ACTUATOR,
         "reverse=self._standby > 0",

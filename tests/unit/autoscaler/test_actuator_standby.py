@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.actuator_fleet import Cluster, running_cluster
 
 from autoscaler.rebalancing import standbys_to_join
-from autoscaler.worker_watch import SILENT_S
+from autoscaler.worker_watch import SILENT_S, START_S
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import POOLS, PoolName
 
@@ -176,6 +176,32 @@ async def test_a_silent_standby_is_replaced(cluster: Cluster) -> None:
     await cluster.actuator.tick()
     await cluster.actuator.tick()
     assert cluster.running == ["decode-0", "prefill-0", "standby-1"]
+
+
+async def test_a_standby_that_never_becomes_ready_is_replaced(registry: Registry) -> None:
+    async with running_cluster(
+        registry, {"decode": 1}, standby=1, interval_s=START_S / 3
+    ) as cluster:
+        cluster.fleet.loading = {"standby-0"}
+        assert await cluster.tick(4) == ["decode-0", "standby-0"], "its start limit is not over"
+        assert await cluster.tick(2) == ["decode-0", "standby-1"]
+        assert cluster.fleet.stopped == ["standby-0"]
+
+
+async def test_a_standby_that_joins_while_it_loads_keeps_the_time_limit_of_its_start(
+    registry: Registry,
+) -> None:
+    async with running_cluster(
+        registry, {"decode": 1}, standby=1, interval_s=START_S / 3
+    ) as cluster:
+        cluster.fleet.loading = {"standby-0"}
+        await cluster.tick(3)
+        await cluster.fleet.die("decode-0")
+        await cluster.actuator.tick()
+        assert cluster.fleet.turned == ["standby-0"]
+        await cluster.tick(1, but=("standby-0",))
+        assert cluster.fleet.stopped == ["standby-0"]
+        assert (await cluster.tick(2))[0] == "decode-1"
 
 
 async def test_a_rolling_restart_renews_standbys_first_and_then_goes_by_way_of_them(
