@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from autoscaler.backoff import Deaths
+from autoscaler.backoff import FIRST_DELAY_S, MAX_DELAY_S, Deaths
 from kvrelay.errors import ConfigError, KvRelayError
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.process.telemetry import get_logger
@@ -55,7 +55,20 @@ class ControllerSupervisor:
                 return error
             log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
-            self._child = await self._start()
+            self._child = await self._restart()
+
+    async def _restart(self) -> ChildCommand:
+        """Starts a controller. Tries again for as long as the machine cannot start a process, for
+        example for want of memory or process ids.
+        """
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                return await self._start()
+            except OSError as error:
+                log.error("controller_start_failed", reason=str(error), wait_s=delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     async def end(self) -> KvRelayError:
         """Waits until restarts do not help. Returns the error."""

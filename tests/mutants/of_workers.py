@@ -20,6 +20,15 @@ MUTANTS = (
         ("unit/launch/test_failed_start.py::test_what_another_start_may_cure_is_tried_some_times",),
     ),
     Mutant(
+        "a controller is started again once the machine can start processes",
+        "kvrelay/launch/controller_supervisor.py",
+        "except OSError as error:",
+        "except ZeroDivisionError as error:",
+        (
+            "unit/launch/test_controller_supervisor.py::test_it_backs_off_until_a_process_can_be_started",
+        ),
+    ),
+    Mutant(
         "an error that each start repeats ends the cluster",
         "kvrelay/launch/failed_start.py",
         "if failed.error is not None:",
