@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kvrelay.config.section import MAX_POOL, Memory, PositiveInt, Section
 
@@ -12,6 +12,19 @@ _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _MAX_CORES = 4096
 _MAX_GPUS = 64
 _MAX_CUSTOM = 10**9
+# Ray's unit of resources: https://docs.ray.io/en/latest/ray-core/scheduling/resources.html
+_LEAST = 0.0001
+
+
+def _in_rays_units(amount: float) -> float:
+    if 0 < amount < _LEAST:
+        raise ValueError(
+            f"{amount:g} is less than {_LEAST:g}, the least amount that Ray can reserve; set "
+            f"{_LEAST:g} or more, or 0 to reserve nothing"
+        )
+    return amount
+
+
 # auto: the dtype of the model.
 KvDtype = Literal["auto", "int8"]
 # Tokens per block.
@@ -45,12 +58,26 @@ class PoolKvConfig(Section):
 class Resources(Section):
     """Resources that Ray reserves for one worker."""
 
-    num_cpus: Annotated[float, Field(ge=0, le=_MAX_CORES, allow_inf_nan=False)] = 1
-    num_gpus: Annotated[float, Field(ge=0, le=_MAX_GPUS, allow_inf_nan=False)] = 0
+    num_cpus: Annotated[
+        float, Field(ge=0, le=_MAX_CORES, allow_inf_nan=False), AfterValidator(_in_rays_units)
+    ] = 1
+    num_gpus: Annotated[
+        float, Field(ge=0, le=_MAX_GPUS, allow_inf_nan=False), AfterValidator(_in_rays_units)
+    ] = 0
     # Custom resources bind a pool to the nodes that offer them.
-    custom: dict[str, Annotated[float, Field(gt=0, le=_MAX_CUSTOM, allow_inf_nan=False)]] = Field(
-        default={}
+    custom: dict[str, Annotated[float, Field(ge=_LEAST, le=_MAX_CUSTOM, allow_inf_nan=False)]] = (
+        Field(default={})
     )
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_gpus(cls, value: float) -> float:
+        if value > 1 and not value.is_integer():
+            raise ValueError(
+                f"{value:g} is above 1 and not a whole number, which Ray does not accept; set a "
+                "whole number, or a share of one GPU such as 0.5"
+            )
+        return value
 
     @field_validator("custom")
     @classmethod
@@ -60,6 +87,11 @@ class Resources(Section):
                 raise ValueError(
                     f"{name!r} is not the name of a custom resource; set CPUs with num_cpus, GPUs "
                     "with num_gpus, and leave memory out"
+                )
+            if not name.isascii():
+                raise ValueError(
+                    f"{name!r} is not ASCII, which Ray requires of the name of a custom resource; "
+                    "use ASCII characters"
                 )
         return value
 

@@ -222,7 +222,24 @@ BAD_CONFIGS = {
     "no resource": (
         "decode: {resources: {custom: {a: 0}}}\n",
         1,
-        "decode.resources.custom.a: must be above 0, not 0",
+        "decode.resources.custom.a: must be at least 0.0001, not 0",
+    ),
+    "less than Ray can reserve": (
+        "decode: {resources: {num_cpus: 0.00005}}\n",
+        1,
+        "decode.resources.num_cpus: 5e-05 is less than 0.0001, the least amount that Ray can "
+        "reserve; set 0.0001 or more, or 0 to reserve nothing",
+    ),
+    "one and a half GPUs": (
+        "prefill: {resources: {num_gpus: 1.5}}\n",
+        1,
+        "prefill.resources.num_gpus: 1.5 is above 1 and not a whole number, which Ray does not "
+        "accept; set a whole number, or a share",
+    ),
+    "resource with an umlaut": (
+        "decode: {resources: {custom: {gerät: 1}}}\n",
+        1,
+        "decode.resources.custom: 'gerät' is not ASCII, which Ray requires",
     ),
     "word for resources": (
         "decode: {resources: {custom: a}}\n",

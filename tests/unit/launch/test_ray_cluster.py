@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from kvrelay.config.pools import Resources
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch import ray_cluster, ray_probe
@@ -114,3 +118,26 @@ def test_ray_gets_a_whole_number_of_cpus() -> None:
     config = ClusterConfig.model_validate({"prefill": half})
     assert local_cpus(config, {"prefill": 301, "decode": 1}).is_integer()
     assert local_cpus(config, {"prefill": 301, "decode": 1}) >= 151.5
+
+
+class Reserved:
+    """An actor that only reserves resources."""
+
+
+AMOUNTS = st.one_of(st.floats(0, 64), st.floats(0, 0.001), st.integers(0, 64))
+
+
+def test_ray_takes_all_resources_that_the_configuration_accepts() -> None:
+    @given(AMOUNTS, AMOUNTS, st.dictionaries(st.text(max_size=8), AMOUNTS, max_size=2))
+    def accepts(cpus: float, gpus: float, custom: dict[str, float]) -> None:
+        try:
+            resources = Resources(num_cpus=cpus, num_gpus=gpus, custom=custom)
+        except ValidationError:
+            return
+        actor = ray.remote(Reserved).options(
+            num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, resources=resources.custom
+        )
+        ray.kill(actor.remote())
+
+    with RayCluster(num_cpus=1):
+        accepts()
