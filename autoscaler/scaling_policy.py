@@ -184,4 +184,7 @@ def _answer(
         return snapshot.size, f"{text} is within tolerance {tolerance:g}"
     # The quotient of two allowed values may be infinite.
     size = math.ceil(min(wanted, MAX_POOL) - _ROUNDING)
+    if value > 0:
+        # What waits needs a worker, however large the target is.
+        size = max(size, 1)
     return size, f"{text} → {size}"

@@ -199,6 +199,9 @@ its configured size.
   `resources.num_gpus`.
 - `rebalance` and `standby` of a policy need equal `resources`, `tensor_parallel`, `threads` and
   `weights` in both pools, and `tensor_parallel: 1`.
+- `min_replicas` of the decode pool is at least 1. The prefill pool may be empty if one of its
+  metrics is `queue_depth` or `queue_tokens`.
+- The target of `kv_occupancy`, a share, times 1 + `tolerance` is below 1.
 - `min_replicas` is at most `max_replicas`; `min_ngram` is at most `max_ngram`.
 
 ## Default file

@@ -6,12 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvrelay.config.section import MAX_POOL, PositiveInt, Seconds, Section
-from kvrelay.types.workers import PoolName
+from kvrelay.config.section import MAX_POOL, BadValue, Section
+from kvrelay.types.workers import POOLS, PoolName
 
 MetricName = Literal[
     "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
 ]
+# Metrics that are known while a pool has no worker.
+_QUEUES = ("queue_depth", "queue_tokens")
+# In seconds. The upper bound is the one of the Kubernetes HPA's stabilisation windows. Workers
+# report their load twice a second, so a shorter interval sees nothing new.
+Delay = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+Interval = Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)]
+Step = Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)]
 
 
 class MetricTarget(Section):
@@ -27,10 +34,10 @@ class PoolPolicy(Section):
     min_replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
     max_replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
     metrics: tuple[MetricTarget, ...] = ()
-    upscale_delay_s: Seconds = 5.0
-    downscale_delay_s: Seconds = 30.0
-    max_step_up: PositiveInt = 2
-    max_step_down: PositiveInt = 1
+    upscale_delay_s: Delay = 5.0
+    downscale_delay_s: Delay = 30.0
+    max_step_up: Step = 2
+    max_step_down: Step = 1
     tolerance: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
 
     @model_validator(mode="after")
@@ -40,6 +47,18 @@ class PoolPolicy(Section):
                 f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}; set "
                 "min_replicas to max_replicas or less"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_below_one(self) -> PoolPolicy:
+        for index, metric in enumerate(self.metrics):
+            if metric.name == "kv_occupancy" and metric.target * (1 + self.tolerance) >= 1:
+                raise BadValue(
+                    f"{metric.target:g} with tolerance {self.tolerance:g} never grows the pool, "
+                    "because kv_occupancy is a share of at most 1; set a target below "
+                    f"{1 / (1 + self.tolerance):.3g}",
+                    ("metrics", index, "target"),
+                )
         return self
 
 
@@ -52,7 +71,25 @@ class AutoscalingPolicy(Section):
     rebalance: bool = False
     # Loaded workers without a pool. They replace dead workers.
     standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0
-    interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    interval_s: Interval = 1.0
+
+    @model_validator(mode="after")
+    def _empty_pools_wake(self) -> AutoscalingPolicy:
+        for pool in POOLS:
+            rules = self.pool(pool)
+            if rules is None or rules.min_replicas:
+                continue
+            if pool == "decode":
+                raise BadValue(
+                    "0 would leave nobody to generate tokens; set 1 or more", (pool, "min_replicas")
+                )
+            if not any(metric.name in _QUEUES for metric in rules.metrics):
+                raise BadValue(
+                    "0 needs a metric that is known while the pool is empty; add "
+                    f"{' or '.join(_QUEUES)} to its metrics, or set 1 or more",
+                    (pool, "min_replicas"),
+                )
+        return self
 
     def pool(self, name: PoolName) -> PoolPolicy | None:
         """Returns the policy of a pool; None if the pool has no policy."""

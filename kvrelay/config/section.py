@@ -10,7 +10,6 @@ from kvrelay.config.size import parse_size
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 

@@ -24,7 +24,7 @@ POLICY = AutoscalingPolicy.model_validate(
             "upscale_delay_s": 0,
             "downscale_delay_s": 30,
         },
-        "interval_s": 0.01,
+        "interval_s": 0.1,
     }
 )
 

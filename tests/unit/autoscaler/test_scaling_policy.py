@@ -245,7 +245,7 @@ def test_an_operators_size_is_the_new_start() -> None:
 rule_sets = st.builds(
     policy,
     st.tuples(st.just("queue_depth"), st.floats(0.1, 100)),
-    st.tuples(st.just("kv_occupancy"), st.floats(0.05, 1)),
+    st.tuples(st.just("kv_occupancy"), st.floats(0.05, 0.66)),
     up=st.sampled_from([0, 1, 5]),
     down=st.sampled_from([0, 1, 7]),
     bounds=st.tuples(st.integers(0, 3), st.integers(3, 20)),

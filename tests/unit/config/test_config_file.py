@@ -367,7 +367,44 @@ BAD_POLICIES = {
     ),
     "unknown pool": ("encode: {}\n", 1, "encode: unknown key; did you mean decode?"),
     "tolerance": ("decode: {tolerance: 1}\n", 1, "decode.tolerance: must be below 1, not 1"),
-    "interval": ("interval_s: -1\n", 1, "interval_s: must be above 0, not -1"),
+    "interval": ("interval_s: -1\n", 1, "interval_s: must be at least 0.1, not -1"),
+    "an interval of nothing": (
+        "interval_s: 1.0e-12\n",
+        1,
+        "interval_s: must be at least 0.1, not 1e-12",
+    ),
+    "an empty pool that nothing wakes": (
+        "prefill:\n  min_replicas: 0\n  metrics: [{name: ttft_p95_ms, target: 500}]\n",
+        2,
+        "prefill.min_replicas: 0 needs a metric that is known while the pool is empty; add "
+        "queue_depth or queue_tokens to its metrics, or set 1 or more",
+    ),
+    "an empty decode pool": (
+        "decode:\n  min_replicas: 0\n  metrics: [{name: queue_depth, target: 2}]\n",
+        2,
+        "decode.min_replicas: 0 would leave nobody to generate tokens; set 1 or more",
+    ),
+    "a share as a percentage": (
+        "decode: {metrics: [{name: queue_depth, target: 2}, {name: kv_occupancy, target: 80}]}\n",
+        1,
+        "decode.metrics[1].target: 80 with tolerance 0.1 never grows the pool, because "
+        "kv_occupancy is a share of at most 1; set a target below 0.909",
+    ),
+    "a share that tolerance puts out of reach": (
+        "decode: {tolerance: 0.25, metrics: [{name: kv_occupancy, target: 0.8}]}\n",
+        1,
+        "decode.metrics[0].target: 0.8 with tolerance 0.25 never grows the pool",
+    ),
+    "a delay of years": (
+        "decode: {upscale_delay_s: 1.0e+9}\n",
+        1,
+        "decode.upscale_delay_s: must be at most 3600, not 1000000000.0",
+    ),
+    "a step beyond all pools": (
+        "decode: {max_step_up: 1025}\n",
+        1,
+        "decode.max_step_up: must be at most 1024, not 1025",
+    ),
     "delay": (
         "decode: {upscale_delay_s: .inf}\n",
         1,
