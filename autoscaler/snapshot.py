@@ -21,8 +21,9 @@ def snapshot(
     metrics = _queue(pool, size, workers, routers)
     if ready:
         metrics["queue_wait_p95_ms"] = max(load.queue_wait_p95_ms for load in ready)
-        # Prompts also wait in the routers' queues, at most as long as the pool takes for them.
-        rate = sum(load.tokens_per_second for load in ready)
+        # Prompts also wait in the routers' queues, at most as long as the pool takes for them when
+        # it is busy all the time.
+        rate = sum(load.tokens_per_second / load.busy_share for load in ready if load.busy_share)
         if pool == "prefill" and rate:
             tokens = sum(router.waiting_prefill_tokens for router in routers)
             metrics["queue_wait_p95_ms"] += 1000 * tokens / rate

@@ -118,7 +118,9 @@ def test_prompts_that_wait_at_the_routers_are_the_prefill_pools_queue() -> None:
         snapshot("decode", 1, behind, routers),
     )
     assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (1 + 12, 900 + 800)
-    assert prefill.metrics["queue_wait_p95_ms"] == 90.0 + 1000 * 800 / 800
+    # What the workers compute when they are busy all the time.
+    rate = 500 / 1.0 + 300 / 0.5
+    assert prefill.metrics["queue_wait_p95_ms"] == 90.0 + 1000 * 800 / rate
     assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 1200 - 800)
     assert (prefill.metrics["ttft_p95_ms"], decode.metrics["kv_occupancy"]) == (120.0, 0.1)
     assert (prefill.busy_share, decode.busy_share) == (0.75, 0.1)
