@@ -33,7 +33,8 @@ def snapshot(
         metrics["kv_occupancy"] = (
             sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
         )
-    # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
+    # TTFT includes the wait for a batch slot or for a tenant's limit, which no prefill worker
+    # shortens.
     slots_are_short = pool == "prefill" and any(
         router.waiting > router.waiting_for_prefill for router in routers
     )
@@ -66,9 +67,12 @@ def _queue(
         return {}
     # The requests of an empty prefill pool wait with the decode pool.
     decoding = [worker.load for worker in workers if worker.pool == "decode"]
-    waiting = sum(one.waiting for one in decoding) + sum(one.waiting for one in routers)
+    waiting = sum(one.waiting for one in decoding)
     waiting_tokens = sum(one.waiting_tokens for one in decoding)
-    waiting_tokens += sum(one.waiting_tokens for one in routers)
+    for one in routers:
+        # No worker serves a tenant at its limit sooner.
+        waiting += one.waiting - one.waiting_at_limit
+        waiting_tokens += one.waiting_tokens - one.waiting_tokens_at_limit
     return {"queue_depth": waiting - prompts, "queue_tokens": waiting_tokens - tokens}
 
 

@@ -65,6 +65,9 @@ class RouterLoad:
     # The part of these requests that waits for a prefill worker, and its tokens.
     waiting_for_prefill: int = 0
     waiting_prefill_tokens: int = 0
+    # The part whose tenant has reached its limit on running requests, and its tokens.
+    waiting_at_limit: int = 0
+    waiting_tokens_at_limit: int = 0
     finished: int = 0
     failed: int = 0
     rss_bytes: int = 0

@@ -159,7 +159,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "protocol")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "waiting_at_limit", "waiting_tokens_at_limit", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,8 @@ class RouterStatus(_message.Message):
     CERTIFICATE_NOTE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_PREFILL_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
@@ -185,8 +187,10 @@ class RouterStatus(_message.Message):
     certificate_note: str
     waiting_for_prefill: int
     waiting_prefill_tokens: int
+    waiting_at_limit: int
+    waiting_tokens_at_limit: int
     protocol: int
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol")

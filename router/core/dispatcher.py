@@ -108,16 +108,18 @@ class Dispatcher:
         return self._queue.tokens
 
     @property
-    def waiting_for_prefill(self) -> int:
-        """Number of requests in the queue that wait for a prefill worker. 0 while decode workers
-        have no room either.
+    def waiting_for_prefill(self) -> tuple[int, int]:
+        """Number and tokens of the requests in the queue that wait for a prefill worker. Zeros
+        while decode workers have no room either.
         """
-        return self._queue.deferred if self._wait.for_prefill else 0
+        return self._queue.deferred if self._wait.for_prefill else (0, 0)
 
     @property
-    def waiting_prefill_tokens(self) -> int:
-        """Tokens of the requests that `waiting_for_prefill` counts."""
-        return self._queue.deferred_tokens if self._wait.for_prefill else 0
+    def waiting_at_limit(self) -> tuple[int, int]:
+        """Number and tokens of the requests in the queue that no worker would serve sooner, because
+        their tenant has reached its limit on running requests.
+        """
+        return self._queue.capped
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:

@@ -145,7 +145,7 @@ class StatusPage:
             prompt_per_s=rates["prompt_tokens"],
             running=dispatcher.running,
             waiting=dispatcher.waiting,
-            prefill_queue=sum(one.waiting for one in prefill) + dispatcher.waiting_for_prefill,
+            prefill_queue=sum(one.waiting for one in prefill) + dispatcher.waiting_for_prefill[0],
             decode_kv=_held(decode),
             prefill_workers=len(prefill),
             decode_workers=len(decode),

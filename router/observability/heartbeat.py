@@ -52,13 +52,17 @@ class Heartbeat:
         now = self._clock.now()
         ttft, itl = self._metrics.ttft.p95(now), self._metrics.itl.p95(now)
         dispatcher = self._driver.dispatcher
+        for_prefill, prefill_tokens = dispatcher.waiting_for_prefill
+        at_limit, limit_tokens = dispatcher.waiting_at_limit
         return RouterLoad(
             router_id=self._router_id,
             running=dispatcher.running,
             waiting=dispatcher.waiting,
             waiting_tokens=dispatcher.waiting_tokens,
-            waiting_for_prefill=dispatcher.waiting_for_prefill,
-            waiting_prefill_tokens=dispatcher.waiting_prefill_tokens,
+            waiting_for_prefill=for_prefill,
+            waiting_prefill_tokens=prefill_tokens,
+            waiting_at_limit=at_limit,
+            waiting_tokens_at_limit=limit_tokens,
             finished=self._metrics.finished,
             failed=self._metrics.failed,
             rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,

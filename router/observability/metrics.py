@@ -318,6 +318,10 @@ class ClusterCollector(Collector):
             "num_requests_waiting_for_prefill",
             "Requests in the router's queue that wait for a prefill worker.",
         )
+        at_limit = self._gauge(
+            "num_requests_waiting_at_limit",
+            "Requests in the router's queue whose tenant has reached max_running.",
+        )
         usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1."
         )
@@ -345,7 +349,8 @@ class ClusterCollector(Collector):
         )
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
-        for_prefill.add_metric(("router", "", self._model), dispatcher.waiting_for_prefill)
+        for_prefill.add_metric(("router", "", self._model), dispatcher.waiting_for_prefill[0])
+        at_limit.add_metric(("router", "", self._model), dispatcher.waiting_at_limit[0])
         preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
         for one in workers:
             labels = (one.pool, one.worker_id, self._model)
@@ -365,7 +370,7 @@ class ClusterCollector(Collector):
             preemptions.add_metric(labels, load.preemptions)
             drafts.add_metric(labels, load.draft_tokens)
             accepted.add_metric(labels, load.accepted_tokens)
-        yield from (running, waiting, for_prefill, usage, blocks, leases, rate, resident)
+        yield from (running, waiting, for_prefill, at_limit, usage, blocks, leases, rate, resident)
         yield from (integrity, preemptions, drafts, accepted, self._replicas())
 
     def _replicas(self) -> Metric:

@@ -47,8 +47,9 @@ def milliseconds(seconds: float | None) -> str:
 
 def waiting(router: RouterLoad) -> str:
     """Formats the numbers of waiting requests."""
-    for_prefill = router.waiting_for_prefill
-    return f"{router.waiting} waiting" + (f" ({for_prefill} for prefill)" if for_prefill else "")
+    parts = {"for prefill": router.waiting_for_prefill, "at max_running": router.waiting_at_limit}
+    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
+    return f"{router.waiting} waiting" + (f" ({said})" if said else "")
 
 
 def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:

@@ -43,6 +43,9 @@ class Share:
         self.running = 0
         self.waiting = 0
         self.waiting_tokens = 0
+        # The part of these requests that waits for a prefill worker.
+        self.deferred = 0
+        self.deferred_tokens = 0
         # Its new requests of each priority, in order of arrival, and these priorities in order.
         self.lines: Lines = {}
         self.priorities: list[int] = []
@@ -99,7 +102,6 @@ class FairQueue:
         self._preempted: set[str] = set()
         # Requests that wait for a prefill worker.
         self._deferred: set[str] = set()
-        self._deferred_tokens = 0
         # Counter of the tenant that was served last.
         self._virtual_time = 0.0
 
@@ -115,14 +117,18 @@ class FairQueue:
         return sum(one.waiting_tokens for one in self._shares.values())
 
     @property
-    def deferred(self) -> int:
-        """Number of requests that wait for a prefill worker."""
-        return len(self._deferred)
+    def deferred(self) -> tuple[int, int]:
+        """Number and tokens of the requests that wait for a prefill worker, without those of capped
+        tenants.
+        """
+        free = [one for one in self._shares.values() if not one.capped]
+        return sum(one.deferred for one in free), sum(one.deferred_tokens for one in free)
 
     @property
-    def deferred_tokens(self) -> int:
-        """Tokens of the requests that wait for a prefill worker."""
-        return self._deferred_tokens
+    def capped(self) -> tuple[int, int]:
+        """Number and tokens of the requests of capped tenants."""
+        capped = [one for one in self._shares.values() if one.capped]
+        return sum(one.waiting for one in capped), sum(one.waiting_tokens for one in capped)
 
     def share(self, tenant: Tenant) -> Share:
         """Returns the tenant's share and updates it to the given tenant settings."""
@@ -170,7 +176,8 @@ class FairQueue:
         share.waiting_tokens -= ticket.tokens
         if request_id in self._deferred:
             self._deferred.remove(request_id)
-            self._deferred_tokens -= ticket.tokens
+            share.deferred -= 1
+            share.deferred_tokens -= ticket.tokens
         if request_id in share.lines.get(ticket.priority, ()):
             _drop(share.ready, ticket)
             _drop(share.lines, ticket)
@@ -184,9 +191,11 @@ class FairQueue:
     def defer(self, ticket: Ticket) -> None:
         """Records that the request waits for a prefill worker."""
         if ticket.request_id not in self._deferred:
+            _, share = self._where[ticket.request_id]
             self._deferred.add(ticket.request_id)
-            self._deferred_tokens += ticket.tokens
-            _drop(self._where[ticket.request_id][1].ready, ticket)
+            share.deferred += 1
+            share.deferred_tokens += ticket.tokens
+            _drop(share.ready, ticket)
 
     def next(self, pausing: Callable[[str], bool], busy: Busy) -> Ticket | None:
         """Returns the next request without removing it. Skips requests that are `pausing`, tenants

@@ -122,6 +122,11 @@ def test_prompts_that_wait_at_the_routers_are_the_prefill_pools_queue() -> None:
     rate = 500 / 1.0 + 300 / 0.5
     assert prefill.metrics["queue_wait_p95_ms"] == 90.0 + 1000 * 800 / rate
     assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 1200 - 800)
+    limited = (replace(routers[0], waiting=50, waiting_at_limit=45, waiting_tokens_at_limit=100),)
+    alone = snapshot("decode", 1, behind, (*limited, routers[1]))
+    others = snapshot("decode", 1, behind, (replace(routers[0], waiting=5), routers[1]))
+    assert alone.metrics["queue_depth"] == others.metrics["queue_depth"]
+    assert alone.metrics["queue_tokens"] == others.metrics["queue_tokens"] - 100
     assert (prefill.metrics["ttft_p95_ms"], decode.metrics["kv_occupancy"]) == (120.0, 0.1)
     assert (prefill.busy_share, decode.busy_share) == (0.75, 0.1)
     # Without prefill workers, decode workers compute the prompts.

@@ -58,7 +58,7 @@ def test_a_busy_worker_gets_one_prompt_ahead_and_the_others_hold_no_batch_slot()
     cluster.run(2 * STEP_S)
     assert queued(cluster, "p0") == 2
     assert len(cluster.workers["d0"].sequences) == 2
-    assert cluster.dispatcher.waiting_for_prefill == 18
+    assert cluster.dispatcher.waiting_for_prefill[0] == 18
     cluster.settle()
     assert all(one.whole for one in cluster.records.values())
 
@@ -80,7 +80,7 @@ def test_another_tenants_prompt_goes_to_the_busy_worker_which_serves_both_by_tur
     cluster.run(2 * STEP_S)
     bound = [one.tenant for one in cluster.dispatcher._workers.get("p0").prompts]  # type: ignore[union-attr]
     assert bound == ["heavy", "light", "light"]
-    assert cluster.dispatcher.waiting_for_prefill == 15
+    assert cluster.dispatcher.waiting_for_prefill[0] == 15
 
 
 def test_an_urgent_prompt_does_not_wait_for_the_others_of_its_tenant() -> None:
@@ -100,7 +100,7 @@ def test_prompts_of_many_tenants_wait_their_turn_too() -> None:
         submit(cluster, f"one{number}", 6000, tenant=f"tenant{number}")
     cluster.run(2 * STEP_S)
     assert queued(cluster, "p0") == BACKLOG_TENANTS
-    assert cluster.dispatcher.waiting_for_prefill == 30 - BACKLOG_TENANTS
+    assert cluster.dispatcher.waiting_for_prefill[0] == 30 - BACKLOG_TENANTS
     cluster.start("p1", "prefill")
     assert queued(cluster, "p1") == BACKLOG_TENANTS
     cluster.settle()
@@ -140,8 +140,23 @@ def test_who_needs_no_prefill_worker_does_not_wait_for_one() -> None:
     cluster.submit(request("short", SHORT))
     cluster.run(6 * STEP_S)
     assert cluster.records["short"].whole
-    assert cluster.dispatcher.waiting_for_prefill == 19
-    assert cluster.dispatcher.waiting_prefill_tokens == 19 * 4000
+    assert cluster.dispatcher.waiting_for_prefill[0] == 19
+    assert cluster.dispatcher.waiting_for_prefill[1] == 19 * 4000
+
+
+def test_who_waits_for_a_tenants_limit_does_not_wait_for_workers() -> None:
+    cluster = cluster_of(1, 1)
+    limited = Tenant("limited", max_running=2)
+    for number in range(10):
+        prompt = tuple(range(number, number + 4000))
+        cluster.submit(replace(request(f"limited{number}", prompt, deadline=1e4), tenant=limited))
+    assert cluster.dispatcher.waiting_at_limit == (0, 0), "one runs, and nine wait for prefill"
+    cluster.submit(replace(request("short", SHORT), tenant=limited))
+    cluster.step()
+    assert cluster.dispatcher.waiting_at_limit == (9, 9 * 4000)
+    assert cluster.dispatcher.waiting_for_prefill == (0, 0)
+    cluster.settle()
+    assert cluster.dispatcher.waiting_at_limit == (0, 0)
 
 
 def test_where_decode_workers_have_no_room_nobody_waits_for_prefill() -> None:
@@ -149,7 +164,7 @@ def test_where_decode_workers_have_no_room_nobody_waits_for_prefill() -> None:
     for number in range(20):
         submit(cluster, f"long{number}", 400)
     cluster.run(2 * STEP_S)
-    assert (cluster.dispatcher.waiting, cluster.dispatcher.waiting_for_prefill) == (18, 0)
+    assert (cluster.dispatcher.waiting, cluster.dispatcher.waiting_for_prefill[0]) == (18, 0)
 
 
 def test_a_prompt_whose_turn_does_not_come_ends_at_its_deadline() -> None:
@@ -162,10 +177,10 @@ def test_a_prompt_whose_turn_does_not_come_ends_at_its_deadline() -> None:
     assert ended is not None
     assert ended.error is not None
     assert ended.error.code.name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
-    assert cluster.dispatcher.waiting_for_prefill == 1
+    assert cluster.dispatcher.waiting_for_prefill[0] == 1
     cluster.kill("p0")
     cluster.settle()
-    assert cluster.dispatcher.waiting_for_prefill == 0
+    assert cluster.dispatcher.waiting_for_prefill[0] == 0
 
 
 def test_the_fifth_tenant_is_served_in_its_turn() -> None:
@@ -217,7 +232,7 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
         cluster.submit(request(f"short{number}", SHORT))
     for number in range(300):
         submit(cluster, f"long{number}", 6000, tenant=f"tenant{number % 3}")
-    assert not cluster.dispatcher.waiting_for_prefill
+    assert cluster.dispatcher.waiting_for_prefill == (0, 0)
     looks: list[int] = []
     decide = dispatcher.assign
 
@@ -238,7 +253,7 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
     for _ in range(40):
         cluster.step()
     assert MOST_HELD <= max(looks) < 2 * MOST_HELD
-    assert cluster.dispatcher.waiting_for_prefill == cluster.dispatcher.waiting == 297
+    assert cluster.dispatcher.waiting_for_prefill[0] == cluster.dispatcher.waiting == 297
 
 
 def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
@@ -314,5 +329,4 @@ def test_no_prefill_worker_idles_while_a_prompt_waits_in_the_queue(
                     assert sum(own[1:-1]) < 2 * CHUNK, "one prompt runs, and the last filled it up"
     cluster.restart_s = 1.0
     cluster.settle()
-    assert not cluster.dispatcher.waiting_for_prefill
-    assert not cluster.dispatcher.waiting_prefill_tokens
+    assert cluster.dispatcher.waiting_for_prefill == (0, 0)

@@ -27,6 +27,7 @@ CONTRACT = {
     "num_requests_running": {"pool", "worker", "model_name"},
     "num_requests_waiting": {"pool", "worker", "model_name"},
     "num_requests_waiting_for_prefill": {"pool", "worker", "model_name"},
+    "num_requests_waiting_at_limit": {"pool", "worker", "model_name"},
     "kv_cache_usage_perc": {"pool", "worker", "model_name"},
     "num_preemptions_total": {"pool", "worker", "model_name"},
     "prefix_cache_queries_total": {"model_name"},
