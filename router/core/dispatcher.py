@@ -108,6 +108,11 @@ class Dispatcher:
         return self._queue.tokens
 
     @property
+    def prompts_wait(self) -> bool:
+        """Whether requests wait for a prefill worker that is about to need one."""
+        return self._wait.for_prefill
+
+    @property
     def waiting_for_prefill(self) -> tuple[int, int]:
         """Number and tokens of the requests in the queue that wait for a prefill worker. Zeros
         while decode workers have no room either.
@@ -160,7 +165,7 @@ class Dispatcher:
         self._entries[request.request_id] = entry
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
-        return life, effects + self._settle(entry, [], now) + self._pump(now)
+        return life, effects + self._settle(entry, [], now) + self.pump(now)
 
     def check_room(self, tenant: Tenant, priority: int = 0) -> None:
         """Raises ResourceExhausted if the queue is full and a request of this tenant and priority
@@ -174,7 +179,7 @@ class Dispatcher:
         return (
             []
             if entry is None
-            else self._settle(entry, entry.life.cancel(error), now) + self._pump(now)
+            else self._settle(entry, entry.life.cancel(error), now) + self.pump(now)
         )
 
     def stop(self, request_id: str, now: float) -> list[Effect]:
@@ -185,7 +190,7 @@ class Dispatcher:
         return (
             []
             if entry is None
-            else self._settle(entry, entry.life.complete("stop", now), now) + self._pump(now)
+            else self._settle(entry, entry.life.complete("stop", now), now) + self.pump(now)
         )
 
     # Workers
@@ -197,7 +202,7 @@ class Dispatcher:
         effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []
         self._workers.add(info)
         self._throughput.forget_rate()
-        return effects + self._pump(now)
+        return effects + self.pump(now)
 
     def worker_lost(self, worker_id: str, now: float, expected: bool = False) -> list[Effect]:
         """Removes the worker and retries its requests on other workers. An `expected` loss counts
@@ -219,12 +224,12 @@ class Dispatcher:
             effects += _notices(
                 (worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now))
             )
-        return effects + self._pump(now)
+        return effects + self.pump(now)
 
     def workers_changed(self, infos: Iterable[WorkerInfo], now: float) -> list[Effect]:
         """Updates the state and load of known workers."""
         self._workers.update(infos)
-        return self._pump(now)
+        return self.pump(now)
 
     def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
         """Handles a worker's event. Events of unknown workers are dropped."""
@@ -234,7 +239,7 @@ class Dispatcher:
             effects = self._on_tokens(worker_id, event, now)
         else:
             effects = self._on_event(worker_id, event, now)
-        return effects + self._pump(now) if self._freed and self._queue else effects
+        return effects + self.pump(now) if self._freed and self._queue else effects
 
     def tick(self, now: float) -> list[Effect]:
         """Handles timeouts. Call it several times within the shortest of lease, deadline and retry
@@ -251,7 +256,7 @@ class Dispatcher:
         if now >= self._renew_at:
             self._renew_at = now + self._settings.lease_seconds / 4
             effects += self._renewals()
-        return effects + _notices(*self._workers.health.judge(now)) + self._pump(now)
+        return effects + _notices(*self._workers.health.judge(now)) + self.pump(now)
 
     # Events
 
@@ -428,9 +433,11 @@ class Dispatcher:
 
     # The queue
 
-    def _pump(self, now: float) -> list[Effect]:
+    def pump(self, now: float) -> list[Effect]:
         """Places waiting requests in queue order until a request finds no room. Later requests do
         not overtake that request, unless it waits for a prefill worker and they need none.
+
+        While `prompts_wait`, call it as often as a prefill worker may come to need a prompt.
         """
         effects: list[Effect] = []
         self._freed = False

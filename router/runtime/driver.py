@@ -32,6 +32,8 @@ POLL_S = 0.5
 # Shortest interval between two polls, however often the registry changes.
 LEAST_POLL_S = 0.02
 TICK_S = 0.05
+# Interval between two looks for a prefill worker that is about to need a prompt, while prompts wait.
+LOOK_S = 0.01
 # Number of ended streams that are kept for observers. They hold their prompts' tokens.
 RECENT = 60
 # A worker may be absent from the registry for this long. After a flush its entry returns with its
@@ -234,11 +236,16 @@ class Driver:
         self._soon.set()
 
     async def _tick(self) -> None:
+        tick_at = 0.0
         while True:
             await self._work.wait()
             now = self._clock.now()
-            self._carry_out(self.dispatcher.tick(now), now)
-            await asyncio.sleep(TICK_S)
+            if now >= tick_at:
+                tick_at = now + TICK_S
+                self._carry_out(self.dispatcher.tick(now), now)
+            else:
+                self._carry_out(self.dispatcher.pump(now), now)
+            await asyncio.sleep(LOOK_S if self.dispatcher.prompts_wait else TICK_S)
 
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:

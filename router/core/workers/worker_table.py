@@ -28,9 +28,9 @@ PREEMPT_AGAIN_S = 1.0
 # Chunks of a tenant that a prefill worker has to compute before it gets no further prompt of the
 # tenant. So a prompt goes to the worker that is free first, even to one that joins later.
 BACKLOG_CHUNKS = 2
-# The backlog of a fast worker lasts at least this long, in seconds: two ticks of the driver, which
-# looks no sooner for a worker that is about to need a prompt.
-BACKLOG_S = 0.1
+# The backlog of a fast worker lasts at least this long, in seconds: the time between two looks of
+# the driver, and until the prompt arrives.
+BACKLOG_S = 0.03
 # Tenants whose prompts a prefill worker has before it gets no prompt of another tenant.
 BACKLOG_TENANTS = 4
 # Index size for a worker that does not report its number of blocks.

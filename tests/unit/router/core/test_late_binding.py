@@ -241,13 +241,13 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
         return decide(*args)
 
     monkeypatch.setattr(dispatcher, "assign", counted)
-    pump = cluster.dispatcher._pump
+    pump = cluster.dispatcher.pump
 
     def pumped(now: float) -> list[Effect]:
         looks.append(0)
         return pump(now)
 
-    monkeypatch.setattr(cluster.dispatcher, "_pump", pumped)
+    monkeypatch.setattr(cluster.dispatcher, "pump", pumped)
     # The tokens of the endless answer suffice to go on.
     monkeypatch.setattr(cluster.dispatcher, "tick", lambda _now: [])
     for _ in range(40):
@@ -267,8 +267,8 @@ def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
         return len(worker.prompts)
 
     assert takes() == 2
-    worker.prefill_rate.add(2000, 2000 / 50_000)
-    assert takes() == 5
+    worker.prefill_rate.add(2000, 2000 / 200_000)
+    assert takes() == 6
 
 
 @settings(max_examples=40, deadline=None)
