@@ -32,7 +32,7 @@ POLL_S = 0.5
 # Shortest interval between two polls, however often the registry changes.
 LEAST_POLL_S = 0.02
 TICK_S = 0.05
-# Interval between two looks for a prefill worker that is about to need a prompt, while prompts wait.
+# Interval between two looks for a prefill worker that is about to need a prompt, if prompts wait.
 LOOK_S = 0.01
 # Number of ended streams that are kept for observers. They hold their prompts' tokens.
 RECENT = 60
