@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from autoscaler.scaling_policy import PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types.workers import POOLS, PoolName
+from kvrelay.worker.steps.step_cost import utilisation
 
 # Prompt tokens that wait at a prefill worker; further prompts wait at the router.
 _BACKLOG_TOKENS = 1024
@@ -39,14 +40,17 @@ class WorkerSpeed:
     # From the decision until a new worker serves.
     start_s: float
 
+    @property
+    def sequence_s(self) -> float:
+        """Seconds that each further sequence of a batch adds to a step."""
+        full = self.max_batch / self.decode_tokens_per_s
+        return max(0.0, full - self.itl_s) / max(1, self.max_batch - 1)
+
     def inter_token_s(self, batch: float) -> float:
         """Returns the inter-token latency in seconds on one worker with `batch` sequences. The
         latency is linear between one sequence and a full batch.
         """
-        full = self.max_batch / self.decode_tokens_per_s
-        return self.itl_s + max(0.0, full - self.itl_s) * max(0.0, batch - 1) / max(
-            1, self.max_batch - 1
-        )
+        return self.itl_s + self.sequence_s * max(0.0, batch - 1)
 
 
 @dataclass(slots=True)
@@ -150,11 +154,11 @@ class QueueingModel:
         if self._waiting.number > 0 and self._awaited == "decode":
             # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
             pools["prefill"].pop("ttft_p95_ms", None)
-        # Same formula as in a decode worker's load report.
-        slots = math.sqrt(min(1.0, self._batch / self._speed.max_batch))
+        slots = self._batch / self._speed.max_batch
+        fill = max(slots, pools["decode"].get("kv_occupancy", 0.0))
         shares: dict[PoolName, float] = {
             "prefill": self._prefill_busy,
-            "decode": max(slots, pools["decode"].get("kv_occupancy", 0.0)),
+            "decode": utilisation(self._added(busy), fill),
         }
         return {
             pool: PoolSnapshot(
@@ -165,6 +169,14 @@ class QueueingModel:
             )
             for pool in POOLS
         }
+
+    def _added(self, prompts: float) -> float:
+        """Returns the share of the decode workers' time that tokens add to their steps. `prompts`
+        is the share for prompts.
+        """
+        step_s = self._speed.inter_token_s(self._batch)
+        fixed_s = self._speed.itl_s - self._speed.sequence_s
+        return prompts + (1 - prompts) * min(1.0, self._batch) * max(0.0, 1 - fixed_s / step_s)
 
     @property
     def _held_tokens(self) -> float:

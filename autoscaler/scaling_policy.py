@@ -125,9 +125,9 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     counts.
 
     A queue or a latency shows that a pool is too small, but not by how much it is too large: a pool
-    that serves well has short queues at any size. So no metric shrinks the pool to a size at which
-    the same load would exceed BUSY_AT_MOST. Without this rule, a pool at constant load would shrink
-    until it is too slow, grow, and shrink again.
+    that serves well has short queues at any size. So no metric shrinks the pool below `least_size`
+    of its load. Without this rule, a pool at constant load would shrink until it is too slow, grow,
+    and shrink again.
     """
     answers: list[tuple[int, str]] = []
     unknown: list[str] = []
@@ -149,8 +149,8 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     if unknown and recommendation < snapshot.size:
         recommendation, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
     if recommendation < snapshot.size and snapshot.busy_share is not None:
-        busy = min(1.0, snapshot.busy_share)
-        needed = math.ceil(snapshot.ready * busy / BUSY_AT_MOST - _ROUNDING)
+        busy = max(0.0, min(1.0, snapshot.busy_share))
+        needed = least_size(snapshot.ready * busy)
         if needed > recommendation:
             recommendation = min(needed, snapshot.size)
             reason += (
@@ -162,6 +162,17 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     if recommendation < policy.min_replicas:
         return policy.min_replicas, f"{reason}, limited to {policy.min_replicas} by min_replicas"
     return recommendation, reason
+
+
+def least_size(load: float) -> int:
+    """Returns the least number of workers for the load, in busy workers: the busy share is at most
+    BUSY_AT_MOST, and sqrt(load) workers are idle on average.
+
+    Requests arrive at random, so a load of mean x varies by about sqrt(x). A small pool therefore
+    needs a larger share of idle workers than a large one: square-root staffing, W. Whitt,
+    "Understanding the efficiency of multi-server service systems", Management Science 38 (1992).
+    """
+    return math.ceil(max(load / BUSY_AT_MOST, load + math.sqrt(load)) - _ROUNDING)
 
 
 def _answer(

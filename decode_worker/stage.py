@@ -4,7 +4,6 @@ batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
@@ -19,6 +18,7 @@ from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
+from kvrelay.worker.steps.step_cost import utilisation
 
 
 class DecodeStage(Stage):
@@ -110,19 +110,19 @@ class DecodeStage(Stage):
             waiting=waiting,
             leases=len(self._leases),
             blocks_leased=leased,
-            busy_share=max(self._busy_share(), (blocks.num_held - leased) / blocks.num_blocks),
+            busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
         )
 
-    def _busy_share(self) -> float:
-        """The load of the batch slots. The time of the engine is no measure, since it computes
-        whenever any sequence decodes.
+    def _busy_share(self, blocks: float) -> float:
+        """Returns the utilisation, given the share of the blocks that are in use.
 
-        The square root of the mean share of taken slots, since steps of a larger batch take longer:
-        requests that fill a quarter of the slots on each of two workers would take more than half
-        of a single worker.
+        The busy time of the engine is no measure, since the engine computes whenever any sequence
+        decodes.
         """
-        return math.sqrt(min(1.0, self._slots_taken.mean(self._context.clock.now())))
+        now = self._context.clock.now()
+        fill = max(self._slots_taken.mean(now), blocks)
+        return utilisation(self._context.engine.cost.added(now), fill)
 
     def sequences(self) -> Iterator[Sequence]:
         """Decoding and reserved sequences."""

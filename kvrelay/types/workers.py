@@ -45,7 +45,7 @@ class WorkerLoad:
     certificate_note: str = ""
     # Age of the current step; 0 between steps.
     step_age_s: float = 0.0
-    # Share in use: of a prefill worker's time, or of a decode worker's batch slots or blocks.
+    # Utilisation: the share of a prefill worker's time, or of a decode worker's throughput.
     busy_share: float = 0.0
     # Part of blocks_held: blocks for prompts whose KV has not arrived yet.
     blocks_leased: int = 0

@@ -24,7 +24,7 @@ class StageLoad:
 
     running: int
     waiting: tuple[Sequence, ...]
-    # Share of the recent time in which the worker was busy: 0 to 1.
+    # Utilisation in the last seconds: 0 to 1.
     busy_share: float
     leases: int = 0
     blocks_leased: int = 0

@@ -15,6 +15,7 @@ from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.steps.busy_share import BusyTime
+from kvrelay.worker.steps.step_cost import StepCost
 from kvrelay.worker.steps.step_watch import POLL_S, StepHung, StepWatch
 from kvrelay.worker.steps.warmup import WARMUP_STEPS, warmup_segment
 
@@ -30,6 +31,7 @@ class EngineThread:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.watch = StepWatch()
         self.busy = BusyTime(clock.now())
+        self.cost = StepCost(clock.now())
         # True once real steps have run.
         self.proven = False
         self.hung = False
@@ -56,9 +58,10 @@ class EngineThread:
         self, segments: list[Segment], on_layer: OnLayer | None = None
     ) -> list[list[Sampled]]:
         """Runs a step under the watch. Raises what `ModelRunner.run` raises."""
-        now = self._clock.now()
-        self.watch.began(sum(len(segment.token_ids) for segment in segments), now)
-        self.busy.began(now)
+        began = self._clock.now()
+        tokens = sum(len(segment.token_ids) for segment in segments)
+        self.watch.began(tokens, began)
+        self.busy.began(began)
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._runner.run, segments, on_layer
@@ -71,6 +74,9 @@ class EngineThread:
             now = self._clock.now()
             self.watch.ended(now)
             self.busy.ended(now)
+            if self.proven:
+                # The proving steps compile kernels.
+                self.cost.ended(tokens, now - began, now)
 
     async def hang(self) -> None:
         """Waits until a step hangs or the engine loses a rank. Always raises: StepHung or

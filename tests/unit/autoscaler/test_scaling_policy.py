@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.scaling_policy import Decision, PoolSnapshot, PoolState, decide
+from autoscaler.scaling_policy import (
+    BUSY_AT_MOST,
+    Decision,
+    PoolSnapshot,
+    PoolState,
+    decide,
+    least_size,
+)
 from kvrelay.config.autoscaling_policy import MetricName, MetricTarget, PoolPolicy
 
 
@@ -173,20 +180,34 @@ def test_the_reason_has_the_numbers(
 
 @pytest.mark.parametrize(
     ("size", "busy_share", "after"),
-    [(4, 0.0, 1), (4, 0.3, 2), (4, 0.5, 3), (4, 0.6, 4), (3, 0.7, 3), (4, 1.0, 4), (2, None, 1)],
+    [
+        *((4, 0.0, 1), (4, 0.09, 1), (4, 0.1, 2), (4, 0.25, 2), (4, 0.3, 3), (4, 1.0, 4)),
+        # In a large pool, 30% of idle workers are more than the square root of the busy ones.
+        *((20, 0.6, 18), (9, 0.7, 9), (2, None, 1)),
+        # Odd values in the registry.
+        *((4, -3.0, 1), (4, math.inf, 4), (4, math.nan, 4)),
+    ],
 )
 def test_short_queues_shrink_no_pool_that_is_needed(
     size: int, busy_share: float | None, after: int
 ) -> None:
     for rules in (
-        policy(("queue_depth", 2), bounds=(1, 9)),
-        policy(("ttft_p95_ms", 500), bounds=(1, 9)),
+        policy(("queue_depth", 2), bounds=(1, 20)),
+        policy(("ttft_p95_ms", 500), bounds=(1, 20)),
     ):
         metrics: dict[MetricName, float] = {"queue_depth": 0, "ttft_p95_ms": 20}
         decision, _ = decide(PoolSnapshot(size, size, metrics, busy_share), rules, None, 0.0)
         assert decision.desired == after
     if after > 1 and after < size:
         assert f"but {busy_share:.0%} of {size} is busy, which takes {after}" in decision.reason
+
+
+@given(st.floats(0, 1024))
+def test_the_least_size_leaves_room_for_chance(load: float) -> None:
+    size = least_size(load)
+    assert load <= BUSY_AT_MOST * size + 1e-6
+    assert load + math.sqrt(load) <= size + 1e-6
+    assert size <= 1 or max((size - 1) * BUSY_AT_MOST, 0) < load or load + load**0.5 > size - 1
 
 
 def test_busy_workers_grow_no_pool() -> None:
