@@ -102,7 +102,8 @@ def explain(
     FILE is one of:
 
     - Recorded metrics: the JSON of `kvrelay loadtest run --admin ... --json`, or a CSV with the
-    columns seconds, pool, size, ready and the metrics of the policy. The metrics do not react to
+    columns seconds, pool, size, ready, the metrics of the policy, and busy_share (0 to 1). Without
+    busy_share, no rule about busy workers keeps a pool from shrinking. The metrics do not react to
     the sizes.
 
     - A trace: Azure CSV, Mooncake JSONL, or a ServeGen folder of rates. A queueing model of the
@@ -129,7 +130,8 @@ def explain(
                 f"--{wrong[0]} applies to traces, and {metrics} contains recorded metrics; leave "
                 "it out."
             )
-        verdicts, note = _replayed(rules, metrics), "recorded metrics"
+        verdicts = _replayed(rules, metrics)
+        note = f"recorded metrics{_without_busy_share(verdicts)}"
     else:
         if missing := [name for name, value in given.items() if value is None]:
             raise typer.BadParameter(f"{metrics} is a trace; give --{', --'.join(missing)}.")
@@ -174,6 +176,17 @@ def _replayed(rules: AutoscalingPolicy, file: Path) -> list[Verdict]:
     moments = read_moments(file) if file.suffix == ".csv" else moments_of(load_report(file))
     replay = Replay(rules)
     return [verdict for moment in moments for verdict in replay.decide(moment)]
+
+
+def _without_busy_share(verdicts: list[Verdict]) -> str:
+    """Returns a remark on the pools whose utilisation is not recorded, or an empty text."""
+    pools = sorted({one.pool for one in verdicts if one.seen.busy_share is None and one.seen.ready})
+    if not pools:
+        return ""
+    return (
+        f", some without busy_share of {' and '.join(pools)}: in a cluster, busy workers may keep "
+        "a pool from shrinking"
+    )
 
 
 def _modelled(

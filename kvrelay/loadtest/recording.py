@@ -22,6 +22,7 @@ from kvrelay.types.workers import POOLS, PoolName
 # Time window of a percentile.
 LATENCY_WINDOW_S = 10.0
 _KEYS = ("seconds", "pool", "size", "ready")
+_BUSY = "busy_share"
 METRICS: tuple[MetricName, ...] = get_args(MetricName)
 
 
@@ -73,10 +74,10 @@ def moments_of(report: Report) -> list[Moment]:
 
 
 def read_moments(file: Path) -> list[Moment]:
-    """Reads a CSV file with the columns seconds, pool, size, ready and any of a policy's metrics,
-    one row per pool and moment.
+    """Reads a CSV file with the columns seconds, pool, size, ready, any of a policy's metrics, and
+    optionally busy_share (0 to 1), one row per pool and moment.
 
-    An empty field is an unknown metric. Raises InvalidArgument, naming the line.
+    An empty field is unknown. Raises InvalidArgument, naming the line.
     """
     try:
         with file.open(encoding="utf-8", newline="") as lines:
@@ -94,8 +95,9 @@ def read_moments(file: Path) -> list[Moment]:
 def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolName, PoolSnapshot]]:
     header = next(rows, [])
     names = [metric for metric in METRICS if metric in header]
-    if sorted(header) != sorted([*_KEYS, *names]) or not names:
-        allowed = f"{', '.join(_KEYS)} and some of {', '.join(METRICS)}"
+    others = [name for name in header if name != _BUSY]
+    if sorted(others) != sorted([*_KEYS, *names]) or not names or header.count(_BUSY) > 1:
+        allowed = f"{', '.join(_KEYS)}, optionally {_BUSY}, and some of {', '.join(METRICS)}"
         raise InvalidArgument(
             f"{file}:1: the columns are {', '.join(header)}; expected {allowed}", field="metrics"
         )
@@ -106,6 +108,7 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
             at, pool = float(fields["seconds"]), next(one for one in POOLS if one == fields["pool"])
             size, ready = int(fields["size"]), int(fields["ready"])
             metrics = {name: float(fields[name]) for name in names if fields[name]}
+            busy = float(fields[_BUSY]) if fields.get(_BUSY) else None
         except (ValueError, StopIteration) as error:
             raise InvalidArgument(
                 f"{file}:{number}: the row does not match the columns {', '.join(header)}",
@@ -116,5 +119,10 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
                 f"{file}:{number}: seconds must not decrease, and sizes must be 0 or more",
                 field="metrics",
             )
+        if busy is not None and not 0 <= busy <= 1:
+            raise InvalidArgument(
+                f"{file}:{number}: {_BUSY} is {busy:g}; a share is 0 to 1, or empty if unknown",
+                field="metrics",
+            )
         before = at
-        yield at, pool, PoolSnapshot(size, ready, metrics)
+        yield at, pool, PoolSnapshot(size, ready, metrics, busy)

@@ -65,6 +65,23 @@ def test_a_csv_of_metrics_is_replayed_as_it_is(
     assert sizes == [1] * 9 + [3] * 3
 
 
+def test_it_says_what_a_csv_without_the_utilisation_leaves_out(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "metrics.csv"
+    for header, busy, after, is_known in (
+        ("", "", 1, False),
+        (",busy_share", ",0.9", 3, True),
+        (",busy_share", ",", 1, False),
+    ):
+        rows = "".join(f"{at},decode,3,3,0,0.1{busy}\n" for at in range(0, 600, 10))
+        file.write_text(f"seconds,pool,size,ready,queue_depth,kv_occupancy{header}\n{rows}")
+        assert run(["autoscale", "explain", policy, "--metrics", str(file), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["verdicts"][-1]["after"] == after
+        assert ("without busy_share of decode" in found["note"]) != is_known
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

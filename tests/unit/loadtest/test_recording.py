@@ -32,10 +32,29 @@ def test_a_csv_file_gives_a_moment_for_each_time(tmp_path: Path) -> None:
     )
 
 
+def test_a_csv_file_may_have_the_utilisation(tmp_path: Path) -> None:
+    text = "seconds,pool,busy_share,size,ready,queue_depth\n0,decode,0.75,2,2,1\n1,decode,,2,2,1\n"
+    first, second = read_moments(write(tmp_path, text))
+    assert first.pools["decode"].busy_share == 0.75
+    assert second.pools["decode"].busy_share is None
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("", ":1: the columns are ; expected seconds, pool, size, ready and some of queue_depth"),
+        (
+            "",
+            ":1: the columns are ; expected seconds, pool, size, ready, optionally busy_share, and "
+            "some of queue_depth",
+        ),
+        ("seconds,pool,size,ready,busy_share\n", ":1: the columns"),
+        ("seconds,pool,size,ready,busy_share,busy_share,queue_depth\n", ":1: the columns"),
+        (
+            "busy_share," + HEADER + "70,0,decode,1,1,0,0\n",
+            ":2: busy_share is 70; a share is 0 to 1, or empty if unknown",
+        ),
+        ("busy_share," + HEADER + "nan,0,decode,1,1,0,0\n", ":2: busy_share is nan"),
+        ("busy_share," + HEADER + "all,0,decode,1,1,0,0\n", ":2: the row does not match"),
         ("seconds,pool,size,ready\n", ":1: the columns"),
         ("seconds,pool,size,ready,queue_length\n", ":1: the columns"),
         (HEADER, "the file has no rows"),
