@@ -75,7 +75,7 @@ class EngineThread:
             self.watch.ended(now)
             self.busy.ended(now)
             if self.proven:
-                # The proving steps compile kernels.
+                # The warm-up steps compile kernels.
                 self.cost.ended(tokens, now - began, now)
 
     async def hang(self) -> None:
