@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,9 +22,9 @@ from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.controller_supervisor import ControllerSupervisor
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.launch.preflight import check_machine
-from kvrelay.launch.ray_folder import remove_abandoned_folders
 from kvrelay.launch.redis_claim import claim_redis, pending_workers
 from kvrelay.models import resolve_model
+from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
 
 _START_TIMEOUT_S = 300.0
@@ -74,14 +73,14 @@ class LocalCluster:
         return self
 
     async def _start(self, model: str) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
-        self._exits.callback(shutil.rmtree, self._folder)
+        self._folder = self._exits.enter_context(OwnedFolder("cluster")).path
         if self._quiet:
             # The stack closes the file.
             self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         await self._resolve_config(model)
         await claim_redis(self._config)
-        self._exits.callback(remove_abandoned_folders)
+        # Ray's folder stays when the controller is killed.
+        self._exits.callback(remove_abandoned_folders, SHORT_PARENT)
         self._exits.push_async_callback(self._controller.stop)
         await self._controller.start()
         self.endpoints = await self.add_router(self._config)

@@ -14,10 +14,10 @@ from kvrelay.config.listen import ENDPOINTS
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, NotFound, Unavailable
-from kvrelay.launch.ray_folder import PARENT
 from kvrelay.models import local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files
 from kvrelay.models.model_json import read_model_json
+from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
 from kvrelay.types.workers import POOLS
 
@@ -57,7 +57,7 @@ def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     _check_room(Path(_temporary_folder()), "set TMPDIR to another folder")
     if is_local:
         Credentials.internal(config.security, "worker")
-        _check_room(PARENT, "Ray keeps its sockets and logs there")
+        _check_room(SHORT_PARENT, "Ray keeps its sockets and logs there")
         check_shared_memory(_SHARED_MEMORY)
         _check_pools(config, memory_bytes())
         _check_memory(config, weights, memory_bytes())

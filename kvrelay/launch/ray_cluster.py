@@ -5,11 +5,11 @@ that this process starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 
 import ray
@@ -25,9 +25,9 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
 from kvrelay.launch.ray_address import AUTO, check_ray_address
-from kvrelay.launch.ray_folder import RayFolder
 from kvrelay.launch.ray_probe import check_ray
 from kvrelay.process.child import command_of, family
+from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
 from kvrelay.types.workers import PoolName
 
 _POLL_S = 1.0
@@ -55,7 +55,7 @@ class RayCluster:
             check_ray_address(address)
         self._address = address
         self._num_cpus = num_cpus
-        self._folder = RayFolder()
+        self._exits = contextlib.ExitStack()
         self._own_token = False
         # Process id of a local Ray's raylet.
         self._raylet: int | None = None
@@ -85,8 +85,7 @@ class RayCluster:
         trace: TracebackType | None,
     ) -> None:
         ray.shutdown()
-        if self._folder.path:
-            self._folder.__exit__(None, None, None)
+        self._exits.close()
         if self._own_token:
             del os.environ[_TOKEN_PATH]
             # This process may use another Ray later, with another token.
@@ -129,12 +128,12 @@ class RayCluster:
             await asyncio.sleep(_POLL_S)
 
     def _start(self) -> None:
-        self._folder.__enter__()
+        folder = self._exits.enter_context(OwnedFolder("ray", SHORT_PARENT)).path
         if _TOKEN_PATH not in os.environ and "RAY_AUTH_TOKEN" not in os.environ:
             # Every process that connects to Ray can run code, so a local Ray gets a token. Ray's
             # default is a token in the home folder, which is as readable as the home folder and
             # shared by all Rays of this user.
-            path = Path(self._folder.path, "token")
+            path = folder / "token"
             # Ray makes the folder readable for all users.
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32))
@@ -145,7 +144,7 @@ class RayCluster:
             num_cpus=self._num_cpus,
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
-            _temp_dir=self._folder.path,
+            _temp_dir=str(folder),
             logging_level="error",
             namespace="kvrelay",
         )

@@ -14,15 +14,14 @@ connect meanwhile wait.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from types import TracebackType
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.child import bound_to_parent
+from kvrelay.process.owned_folder import OwnedFolder
 
 # Workers that start while the template imports.
 _BACKLOG = 128
@@ -40,7 +39,7 @@ class Template:
         imported.
         """
         self._threads = threads
-        self._folder = ""
+        self._folder = OwnedFolder("template")
         self._process: subprocess.Popen[bytes] | None = None
         self.path = ""
 
@@ -56,8 +55,7 @@ class Template:
         )
 
     def __enter__(self) -> Template:
-        self._folder = tempfile.mkdtemp(prefix="kvrelay-template-")
-        self.path = os.path.join(self._folder, "socket")
+        self.path = str(self._folder.__enter__().path / "socket")
         # Created here, so that the socket exists from now on. Connections fail once the template
         # ends.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -91,4 +89,4 @@ class Template:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.__exit__(kind, error, trace)

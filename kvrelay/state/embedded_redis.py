@@ -8,7 +8,6 @@ import asyncio
 import importlib.util
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +18,7 @@ from redis.backoff import NoBackoff
 
 from kvrelay.errors import Unavailable
 from kvrelay.process.child import bound_to_parent, stop
+from kvrelay.process.owned_folder import OwnedFolder
 from kvrelay.process.telemetry import get_logger
 
 _START_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class EmbeddedRedis:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._folder: Path | None = None
+        self._folder = OwnedFolder("redis")
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -69,8 +69,7 @@ class EmbeddedRedis:
         return self._process.pid
 
     async def __aenter__(self) -> EmbeddedRedis:
-        # mkdtemp creates the folder with mode 0700.
-        self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-redis-"))
+        self._folder.__enter__()
         try:
             if len(os.fsencode(self._socket)) > _SOCKET_PATH_MAX:
                 raise Unavailable(
@@ -94,8 +93,7 @@ class EmbeddedRedis:
 
     @property
     def _socket(self) -> Path:
-        assert self._folder is not None, "not started"
-        return self._folder / "redis.sock"
+        return self._folder.path / "redis.sock"
 
     async def _start(self) -> None:
         options = {
@@ -104,7 +102,7 @@ class EmbeddedRedis:
             "unixsocketperm": "700",
             "save": "",
             "appendonly": "no",
-            "dir": str(self._folder),
+            "dir": str(self._folder.path),
             "logfile": "redis.log",
             "loglevel": "warning",
             # Ample: the state of a cluster takes kilobytes.
@@ -151,9 +149,8 @@ class EmbeddedRedis:
                     return
 
     def _last_words(self) -> str:
-        assert self._folder is not None
         try:
-            lines = (self._folder / "redis.log").read_text(errors="replace").splitlines()
+            lines = (self._folder.path / "redis.log").read_text(errors="replace").splitlines()
         except OSError:
             lines = []
         return lines[-1] if lines else "it logged nothing"
@@ -175,5 +172,4 @@ class EmbeddedRedis:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._process is not None:
             await stop(self._process, _STOP_TIMEOUT_S)
-        if self._folder is not None:
-            shutil.rmtree(self._folder)
+        self._folder.__exit__(None, None, None)

@@ -90,7 +90,7 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
         words = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes)
         folders = {Path(name) for name in re.findall(r"/tmp/kvrelay-(?:\w+-)?\w+", words)}
         assert {folder.name.rpartition("-")[0] for folder in folders} == {
-            "kvrelay",
+            "kvrelay-cluster",
             "kvrelay-ray",
             "kvrelay-redis",
         }

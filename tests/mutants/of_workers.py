@@ -10,6 +10,7 @@ WORKER = "kvrelay/worker/worker.py"
 HASHING = "kvrelay/engine/kvcache/block_hashes.py"
 BLOCKS = "kvrelay/engine/kvcache/block_pool.py"
 DECODE = "decode_worker/stage.py"
+FOLDER = "kvrelay/process/owned_folder.py"
 
 MUTANTS = (
     Mutant(
@@ -48,6 +49,35 @@ MUTANTS = (
         "    if size != wanted:",
         "    if False:",
         ("unit/models/test_model_files.py::test_weights_that_are_cut_short_anywhere",),
+    ),
+    Mutant(
+        "a lock on a lock file that has been removed does not count",
+        FOLDER,
+        "return os.path.samestat(os.fstat(lock), path.lstat())",
+        "return True",
+        (
+            "unit/process/test_owned_folder.py"
+            "::test_creators_and_sweepers_do_not_disturb_each_other",
+        ),
+    ),
+    Mutant(
+        "a lock file stays as long as its folder",
+        FOLDER,
+        "if not os.path.lexists(folder):",
+        "if True:",
+        (
+            "unit/process/test_owned_folder.py::test_a_folder_that_cannot_be_removed_is_removed_later",
+        ),
+    ),
+    Mutant(
+        "folders of processes that were killed are removed",
+        FOLDER,
+        "        remove_abandoned_folders(parent)",
+        "        pass",
+        (
+            "unit/process/test_owned_folder.py"
+            "::test_the_folder_of_a_killed_owner_is_removed_by_the_next_owner",
+        ),
     ),
     Mutant(
         "a command that is repeated is run once",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from kvrelay.errors import Unavailable
 from kvrelay.process.child import bound_to_parent, stop
+from kvrelay.process.owned_folder import OwnedFolder
 
 _READY_S = 60.0
 _STOP_S = 20.0
@@ -87,16 +87,16 @@ async def starting_router(
         "redis": {"url": redis_url},
         "security": {"tokens_file": tokens_file and str(tokens_file)},
     }
-    with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
-        process = await _start(_write(folder, config), core)
+    with OwnedFolder("bench") as folder:
+        process = await _start(_write(folder.path, config), core)
         try:
             yield RouterProcess(process)
         finally:
             await stop(process, _STOP_S)
 
 
-def _write(folder: str, config: dict[str, Any]) -> Path:
-    path = Path(folder, "router.yaml")
+def _write(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "router.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
 

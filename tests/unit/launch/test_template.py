@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from kvrelay.launch.forked_worker import ForkedWorker, settings_from_json, setti
 from kvrelay.launch.pool_switch import Roles
 from kvrelay.launch.worker_template import Template
 from kvrelay.process.child import command_of
+from kvrelay.process.owned_folder import remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import StandbyWorker, WorkerInfo
@@ -225,3 +227,29 @@ def test_settings_come_out_as_they_went_in() -> None:
 )
 def test_workers_are_forked_where_all_can_be(unlike: dict[str, object], suits: bool) -> None:
     assert Template.suits(ClusterConfig.model_validate({"prefill": unlike})) == suits
+
+
+_LAUNCHER = """
+import sys
+from kvrelay.launch.worker_template import Template
+with Template(1) as running:
+    print(running.path, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_folder_of_a_launcher_that_is_killed_is_removed_later(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    assert launcher.stdout is not None
+    assert Path(launcher.stdout.readline().strip()).is_relative_to(tmp_path)
+    launcher.kill()
+    launcher.communicate()
+    assert list(tmp_path.iterdir()) != []
+    remove_abandoned_folders(tmp_path)
+    assert list(tmp_path.iterdir()) == []

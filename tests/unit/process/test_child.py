@@ -4,12 +4,14 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from kvrelay.process.child import command_of, send_signal, stop
+from kvrelay.process.child import command_of, family, send_signal, stop
 
 # Of child watchers, from Python 3.12 on
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -55,3 +57,29 @@ async def test_who_does_not_hear_is_ended(deaf: bool, code: int) -> None:
     await process.stdout.readline()
     assert await stop(process, 0.5 if deaf else 60.0) == code
     assert await stop(process, 60.0) == code
+
+
+def test_a_family_is_a_process_and_all_below_it() -> None:
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    top = subprocess.Popen([sys.executable, "-c", f"{nested}"], stdin=subprocess.PIPE, text=True)
+    try:
+        while len(found := family(top.pid)) < 2:
+            assert top.poll() is None
+        assert found[0] == top.pid
+    finally:
+        top.communicate("\n")
+    assert family(top.pid) == [top.pid]
+
+
+def test_a_thread_that_ends_meanwhile_hides_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    listed = Path.iterdir
+
+    def with_one_that_is_gone(folder: Path) -> list[Path]:
+        return [folder / "999999999", *listed(folder)]
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    try:
+        assert child.pid in family(os.getpid())
+    finally:
+        child.communicate("\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvrelay.errors import Unavailable
+from kvrelay.process.owned_folder import remove_abandoned_folders
 from kvrelay.state import embedded_redis
 from kvrelay.state.embedded_redis import EmbeddedRedis, find_redis_server
 from kvrelay.state.registry import Registry
@@ -80,7 +81,7 @@ asyncio.run(main())
 """
 
 
-async def test_dies_with_its_parent(tmp_path: Path) -> None:
+async def test_dies_with_its_parent_and_leaves_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHILD, stdout=asyncio.subprocess.PIPE, env=environment
@@ -91,6 +92,9 @@ async def test_dies_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     await _until_ended(pid)
+    assert list(tmp_path.iterdir()) != []
+    remove_abandoned_folders(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_server_that_does_not_start_says_why(
