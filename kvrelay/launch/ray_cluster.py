@@ -38,6 +38,8 @@ _QUIET_RAY = {
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's default of 30 s is too short for a machine whose cores are all busy.
+    "RAY_gcs_server_port_wait_time_s": "120",
 }
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 

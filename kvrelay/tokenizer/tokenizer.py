@@ -25,6 +25,8 @@ _TRIAL = "a \N{GRINNING FACE}\n0"
 _NFC = 4
 # Byte-fallback tokens of a vocabulary.
 _BYTES = [f"<0x{number:02X}>" for number in range(256)]
+# Most bytes of a character in UTF-8, and so the most tokens of it.
+_CHARACTER_BYTES = 4
 # Most tokens of context, and of text held back because it does not end with a whole character.
 _MAX_WINDOW = 64
 
@@ -261,14 +263,20 @@ class _Detokenizer:
         self._window = list(prompt_ids[-_MAX_WINDOW:])
         # Tokens.
         self._context = len(self._window)
+        text = tokenizer.decode(self._window)
         # Characters of the window's text.
-        self._shown = len(tokenizer.decode(self._window).rstrip(_REPLACEMENT))
+        self._shown = len(text)
+        # Texts of the prompt and of its beginnings, if the prompt may end with part of a character.
+        self._beginnings: list[str] = []
+        if text.endswith(_REPLACEMENT):
+            ends = range(len(self._window), max(-1, len(self._window) - _CHARACTER_BYTES), -1)
+            self._beginnings = [tokenizer.decode(self._window[:end]) for end in ends]
 
     def push(self, token_id: int) -> str:
         if token_id in self._special_ids:
             return ""
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode()
         # The text may end with part of a character.
         half = text.endswith(_REPLACEMENT) or len(text) == self._shown
         if half and len(self._window) - self._context < _MAX_WINDOW:
@@ -277,16 +285,29 @@ class _Detokenizer:
 
     def held(self) -> str:
         """Returns the text that is not shown yet. It may end with part of a character."""
-        return self._tokenizer.decode(self._window)[self._shown :]
+        return self._decode()[self._shown :]
 
     def finish(self) -> str:
-        return self._show(self._tokenizer.decode(self._window))
+        return self._show(self._decode())
+
+    def _decode(self) -> str:
+        """Returns the text of the window. If it completes a character that the prompt began, that
+        character is not shown yet.
+        """
+        text = self._tokenizer.decode(self._window)
+        if self._beginnings:
+            same = (one for one in self._beginnings if text.startswith(one))
+            self._shown = len(next(same, ""))
+        return text
 
     def _show(self, text: str) -> str:
         piece = text[self._shown :]
-        self._window = self._window[self._context :]
+        # The context has to begin with a whole character.
+        if not self._beginnings:
+            self._window = self._window[self._context :]
         self._context = len(self._window)
         self._shown = self._tokenizer.length_of(self._window)
+        self._beginnings = []
         return piece
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
@@ -71,6 +71,17 @@ split_ids = st.lists(
     | st.integers(0, DEMO.max_id),
     max_size=40,
 ) | texts.map(lambda text: DEMO.encode(text, add_special_tokens=False))
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """One token for each byte."""
+    letters = {byte: letter for letter, byte in _BYTES.items()}
+    return [DEMO._backend.token_to_id(letters[byte]) for byte in data]
+
+
+def _byte(byte: int) -> int:
+    """The token of a byte in `sentencepiece_like`."""
+    return 1 + byte
 
 
 def reference_offsets(ids: list[int]) -> list[int]:
@@ -184,6 +195,26 @@ class TestTextStream:
         prompt_ids = DEMO.encode(prompt + "end")
         ids = DEMO.encode(text, add_special_tokens=False)
         assert "".join(pieces(TextStream(DEMO, prompt_ids=prompt_ids), ids)) == text
+
+    @given(
+        st.text(alphabet="athe \ufffdé日😀", max_size=12),
+        st.text(alphabet="athe \ufffdé日😀", max_size=12),
+    )
+    def test_a_prompt_may_end_with_a_replacement_character(self, prompt: str, text: str) -> None:
+        ids = DEMO.encode(text, add_special_tokens=False)
+        for tail in ("\ufffd", "\ufffd\ufffd"):
+            prompt_ids = DEMO.encode(prompt + tail)
+            assert "".join(pieces(TextStream(DEMO, prompt_ids=prompt_ids), ids)) == text
+
+    @given(st.text(alphabet="a\ufffdé日😀", max_size=6), st.integers(0, 24))
+    def test_a_prompt_may_end_within_any_character(self, text: str, cut: int) -> None:
+        data = text.encode()
+        # Half of U+FFFD looks like U+FFFD.
+        assume("\ufffd" not in text[len(data[:cut].decode(errors="ignore")) :][:1])
+        for tokenizer, ids in ((DEMO, byte_ids(data)), (sentencepiece_like(), [*map(_byte, data)])):
+            stream = TextStream(tokenizer, prompt_ids=ids[:cut])
+            whole = len(data[:cut].decode(errors="ignore"))
+            assert "".join(pieces(stream, ids[cut:])) == text[whole:]
 
     def test_a_prompt_may_end_within_a_character(self) -> None:
         ids = DEMO.encode("日本語", add_special_tokens=False)
