@@ -89,7 +89,7 @@ def main(
     """Offer each system the same requests at each rate, until two consecutive rates miss the
     objectives.
     """
-    if vllm_python is None and any(one != "kvrelay" for one in system):
+    if vllm_python is None and any("vllm" in one for one in system):
         raise typer.BadParameter("--system vllm and --system vllm-pair require --vllm-python.")
     if unknown := set(system) - SYSTEMS.keys():
         raise typer.BadParameter(

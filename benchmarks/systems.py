@@ -37,14 +37,23 @@ class Setup:
     cores: tuple[int, int]
 
 
-@asynccontextmanager
-async def kvrelay(setup: Setup) -> AsyncIterator[Sender]:
+def kvrelay(setup: Setup) -> AbstractAsyncContextManager[Sender]:
     """Runs one prefill and one decode worker, as `kvrelay serve` does."""
+    return _kvrelay(setup, prefill=1, decode=1)
+
+
+def colocated(setup: Setup) -> AbstractAsyncContextManager[Sender]:
+    """Runs two decode workers, which prefill their prompts themselves."""
+    return _kvrelay(setup, prefill=0, decode=2)
+
+
+@asynccontextmanager
+async def _kvrelay(setup: Setup, prefill: int, decode: int) -> AsyncIterator[Sender]:
     wanted: dict[str, object] = {
         **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": setup.model,
-        "prefill.replicas": 1,
-        "decode.replicas": 1,
+        "prefill.replicas": prefill,
+        "decode.replicas": decode,
         # Each rate sends the same prompts.
         "kv.prefix_cache": False,
     }
@@ -93,6 +102,7 @@ async def vllm_pair(setup: Setup) -> AsyncIterator[Sender]:
 
 SYSTEMS: dict[str, Callable[[Setup], AbstractAsyncContextManager[Sender]]] = {
     "kvrelay": kvrelay,
+    "colocated": colocated,
     "vllm": vllm,
     "vllm-pair": vllm_pair,
 }

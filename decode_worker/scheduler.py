@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from decode_worker.chunk_budget import ChunkBudget
 from decode_worker.drafter import Drafter
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.prompt_rate import least_chunk
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
 
@@ -19,7 +21,7 @@ def _age(sequence: Sequence) -> tuple[int, float]:
 class DecodeScheduler(Scheduler):
     """Continuous batching: each step runs one token of every decoding sequence. In the same step it
     runs chunks of the prompts that are prefilled here, under a token budget, fairly between
-    tenants.
+    tenants. While sequences decode, the budget leaves them their ITL.
 
     Active sequences hold blocks for all their tokens; waiting sequences hold none. If a decoding
     sequence needs a block and none is left, a sequence is preempted: it waits again and is later
@@ -31,9 +33,18 @@ class DecodeScheduler(Scheduler):
     preempted for a draft.
     """
 
-    def __init__(self, cache: KvCache, chunk_tokens: int, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        chunk_tokens: int,
+        drafter: Drafter | None = None,
+        itl_s: float | None = None,
+    ) -> None:
+        """itl_s: the ITL in seconds that prompts should leave to decoding sequences."""
         super().__init__(cache, chunk_tokens)
         self._drafter = drafter
+        least = least_chunk(chunk_tokens, cache.block_size)
+        self.chunk_budget = ChunkBudget(chunk_tokens, least, itl_s)
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
@@ -83,7 +94,6 @@ class DecodeScheduler(Scheduler):
         """
         self._grow()
         batch: list[Work] = []
-        budget = self._chunk_tokens
         prompts: list[Sequence] = []
         for sequence in self._active:
             if sequence.uncomputed == 1:
@@ -92,6 +102,7 @@ class DecodeScheduler(Scheduler):
                 prompts.append(sequence)
         if not prompts and not self._waiting:
             return batch
+        budget = self.chunk_budget.tokens(decoding=bool(batch))
         may_start = True
         for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
             if not budget:
@@ -110,6 +121,12 @@ class DecodeScheduler(Scheduler):
             if not sequence.in_flight:
                 sequence.passes(now)
         return batch
+
+    def ran(self, batch: list[Work], seconds: float) -> None:
+        """Learns from the time of a step how many prompt tokens fit into the next."""
+        prompt_tokens = sum(work.num_tokens for work in batch if work.num_tokens > 1)
+        decoding = any(work.num_tokens == 1 for work in batch)
+        self.chunk_budget.ended(decoding, prompt_tokens, seconds)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Its blocks are released now, or at the end of the running step."""

@@ -31,7 +31,9 @@ class DecodeStage(Stage):
         config, max_model_len = context.config.decode, context.runner.max_model_len
         drafter = None if config.speculation is None else Drafter(config.speculation, max_model_len)
         self._context = context
-        self.scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter)
+        slo = context.config.slo
+        itl_s = None if slo is None else slo.itl_s
+        self.scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
         self.inbound = InboundKv(context, self._join)
         self._leases = self.inbound.leases
         self._max_batch = config.max_batch
@@ -112,6 +114,8 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
+            decode_step_s=self.scheduler.chunk_budget.step_s,
+            prompt_tokens_per_second=self.scheduler.chunk_budget.tokens_per_second,
         )
 
     def _busy_share(self, blocks: float) -> float:

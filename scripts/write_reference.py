@@ -159,6 +159,8 @@ def key_table(model: type[Any], file: Path, sections: bool) -> str:
         if not lines or section != current:
             current = section
             heading = ["", f"### `{section}`", ""] if section else [""]
+            if "." in key and (introduction := texts.get(section)):
+                heading += [textwrap.fill(introduction, 100), ""]
             lines += [*heading, "| key | type | default | description |", "|---|---|---|---|"]
         kind = allowed(value, schema).replace("null", "`null`")
         if key.endswith("memory"):

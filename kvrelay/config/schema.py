@@ -57,6 +57,25 @@ class RouterConfig(Section):
     preemption: bool = True
 
 
+class SloConfig(Section):
+    """The service level objective of a request: its latencies, in milliseconds."""
+
+    # Time to first token.
+    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2000.0
+    # Time between two tokens.
+    itl_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token in seconds."""
+        return self.ttft_ms / 1000
+
+    @property
+    def itl_s(self) -> float:
+        """Time between two tokens in seconds."""
+        return self.itl_ms / 1000
+
+
 class RedisConfig(Section):
     """The Redis that holds the shared state of the cluster."""
 
@@ -86,6 +105,8 @@ class ClusterConfig(Section):
     decode: DecodeConfig = DecodeConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
+    # null: the path follows from the prompt alone, and prompts may delay answers.
+    slo: SloConfig | None = SloConfig()
     redis: RedisConfig = RedisConfig()
     # The policy file, relative to this file.
     autoscaling: FilePath | None = None

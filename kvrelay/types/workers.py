@@ -49,6 +49,10 @@ class WorkerLoad:
     busy_share: float = 0.0
     # Part of blocks_held: blocks for prompts whose KV has not arrived yet.
     blocks_leased: int = 0
+    # Seconds of a decode worker's step without prompts; 0 if unknown.
+    decode_step_s: float = 0.0
+    # A decode worker's rate in the time that prompts add to its steps; 0 if unknown.
+    prompt_tokens_per_second: float = 0.0
 
     @property
     def empty(self) -> bool:

@@ -30,6 +30,10 @@ class Scheduler(ABC):
     def next(self, now: float) -> list[Work]:
         """The work of the next step; empty if nothing can run."""
 
+    def ran(self, batch: list[Work], seconds: float) -> None:
+        """Called with the time that a step took."""
+        return
+
     def complete(self, batch: list[Work]) -> None:
         """Takes in a finished step. Sequences that were removed during the step release their
         blocks now.

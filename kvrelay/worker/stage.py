@@ -29,6 +29,10 @@ class StageLoad:
     leases: int = 0
     blocks_leased: int = 0
     preemptions: int = 0
+    # Seconds of a step without prompts; 0 if unknown.
+    decode_step_s: float = 0.0
+    # Rate in the time that prompts add to steps; 0 if unknown.
+    prompt_tokens_per_second: float = 0.0
 
 
 class Stage(ABC):

@@ -10,7 +10,7 @@ from itertools import chain, count
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
-from kvrelay.errors import Code, FailedPrecondition, KvRelayError
+from kvrelay.errors import FailedPrecondition, KvRelayError
 from kvrelay.messages import (
     DRAINING,
     Event,
@@ -19,7 +19,6 @@ from kvrelay.messages import (
     Refused,
     Renew,
     Reserved,
-    SequenceTokens,
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
@@ -29,6 +28,7 @@ from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.model_versions import check_model, model_gone_error, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
+from router.core.path_prediction import outlook_of
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
 from router.core.queueing.preemption import Preemption
@@ -37,7 +37,7 @@ from router.core.request import Request
 from router.core.request_record import Entry
 from router.core.retry_budget import RetryBudget
 from router.core.throughput import Throughput
-from router.core.workers.link_health import handoff_failed
+from router.core.workers.blame import blame, went_well
 from router.core.workers.quarantine import Quarantine
 from router.core.workers.worker_health import Sickness
 from router.core.workers.worker_table import Workers
@@ -269,7 +269,7 @@ class Dispatcher:
             if entry is None:
                 continue
             if sequence.prefill is not None or troubled:
-                effects += self._went_well(worker_id, entry, sequence, now)
+                effects += _notices(*went_well(self._workers, worker_id, entry, sequence, now))
             life = entry.life
             decoding = life.state == "decoding"
             effects += life.on_event(worker_id, sequence, now)
@@ -278,23 +278,6 @@ class Dispatcher:
             else:
                 self._settle(entry, [], now)
         return effects
-
-    def _went_well(
-        self, worker_id: str, entry: Entry, sequence: SequenceTokens, now: float
-    ) -> list[Effect]:
-        """Records a success of the worker: the first tokens of an attempt with their prefill
-        timings, or any tokens while the worker's health is in doubt.
-        """
-        if not entry.life.is_live(worker_id, sequence.attempt):
-            return []
-        self._workers.accepted(worker_id)
-        self._workers.prefilled(worker_id, entry.life, sequence, now)
-        health, at_fault = self._workers.health, entry.life.fault
-        notices = [(worker_id, health.succeeded(worker_id, entry.attempt_begun, now))]
-        if at_fault and at_fault != worker_id and sequence.token_ids:
-            text = f"it failed on a sequence that {worker_id} continued"
-            notices.append((at_fault, health.failed(at_fault, entry.fault_begun, text, now)))
-        return _notices(*notices)
 
     def _on_event(
         self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float
@@ -320,26 +303,9 @@ class Dispatcher:
             # The next attempt shows whether the worker or the request is at fault.
             entry.fault_begun = entry.attempt_begun
         elif isinstance(event, Failed):
-            effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
+            begun = entry.attempt_begun
+            effects += _notices(*blame(self._workers, worker_id, placed, event, begun, now))
         return effects
-
-    def _blame(
-        self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float
-    ) -> list[Effect]:
-        """Records a failed attempt: against the pair of workers if the hand-off failed, otherwise
-        against the worker that reported the failure.
-        """
-        if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
-            # Neither the worker nor the link is at fault.
-            return []
-        if handoff_failed(placed, worker_id, event.code):
-            seconds = self._workers.link_health.failed(
-                placed.prefill, placed.decode, begun, event.message, now
-            )
-            text = f"hand-offs to {placed.decode} fail for {seconds} s: {event.message}"
-            return _notices((placed.prefill, text if seconds is not None else ""))
-        text = f"{event.code.name}: {event.message}"
-        return _notices((worker_id, self._workers.health.failed(worker_id, begun, text, now)))
 
     # Accounting
 
@@ -464,7 +430,8 @@ class Dispatcher:
                 text = "its turn has come so late that it would not be through by its deadline"
                 effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
-            decision, model = self._decide(entry, broken, now), entry.life.model
+            decision = self._decide(entry, broken, now, gate.tokens)
+            model = entry.life.model
             if (
                 isinstance(decision, Wait)
                 and model is not None
@@ -472,7 +439,7 @@ class Dispatcher:
             ):
                 without_room.add(model)
                 continue
-            if gate.holds(entry.life.request.tenant.name, decision):
+            if gate.holds(entry.life.request.tenant.name, entry.life.num_tokens, decision):
                 self._queue.defer(ticket)
                 continue
             if isinstance(decision, Wait):
@@ -494,11 +461,22 @@ class Dispatcher:
         return effects
 
     def _decide(
-        self, entry: Entry, broken: frozenset[tuple[str, str]], now: float
+        self,
+        entry: Entry,
+        broken: frozenset[tuple[str, str]],
+        now: float,
+        tokens_ahead: int,
     ) -> Assignment | Wait:
         life = entry.life
-        views = views_for(entry, self._workers, now)
-        return assign(views, life.num_tokens, life.avoid, self._config.router, broken, life.model)
+        return assign(
+            views_for(entry, self._workers, now),
+            life.num_tokens,
+            life.avoid,
+            self._config.router,
+            broken,
+            life.model,
+            outlook_of(self._config, now - life.request.arrival, tokens_ahead),
+        )
 
     def _overtakes(self, entry: Entry, now: float) -> bool:
         """Whether a new request can run at once, since those in the queue wait for prefill workers
@@ -506,7 +484,9 @@ class Dispatcher:
         """
         if not self._wait.for_prefill or entry.share.capped:
             return False
-        decision = self._decide(entry, self._workers.link_health.broken(now), now)
+        decision = self._decide(
+            entry, self._workers.link_health.broken(now), now, self._queue.deferred[1]
+        )
         return isinstance(decision, Assignment) and not decision.prefill
 
     def _must_pause(self, request_id: str, now: float) -> bool:

@@ -10,33 +10,19 @@ from kvrelay.config.schema import PolicyName, RouterConfig
 from kvrelay.messages import PrefixSource
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path
-from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion, PoolName
+from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion
+from router.core.path_prediction import Better, Outlook, better_than_delaying, better_than_waiting
+from router.core.worker_view import WorkerView
 
-Reason = Literal["short_prompt", "no_prefill_worker", "prefix_hit", "least_loaded", "round_robin"]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A worker as seen by one request. Counts cover only this router's own requests."""
-
-    worker_id: str
-    pool: PoolName
-    # The worker refused a request recently, its sequences use all its room, or the prompts that it
-    # has to prefill keep it busy.
-    full: bool = False
-    # Prefill: assigned prompt tokens that are not computed yet, as estimated.
-    queued_tokens: int = 0
-    # Decode: tokens of the sequences on the worker.
-    held_tokens: int = 0
-    # Tokens of this request that the worker's prefix cache probably holds.
-    cached_tokens: int = 0
-    # Grows with each assignment.
-    last_assigned: int = 0
-    address: str = ""
-    block_size: int = 0
-    # The worker fails, or is much slower than the rest of its pool.
-    sick: bool = False
-    model: ModelVersion = UNKNOWN_MODEL
+Reason = Literal[
+    "short_prompt",
+    "no_prefill_worker",
+    "slo_ttft",
+    "slo_itl",
+    "prefix_hit",
+    "least_loaded",
+    "round_robin",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +70,13 @@ def assign(
     config: RouterConfig,
     broken: frozenset[tuple[str, str]] = frozenset(),
     model: ModelVersion | None = None,
+    outlook: Outlook | None = None,
 ) -> Assignment | Wait:
     """Chooses workers for a sequence of `num_tokens` among workers that accept requests.
+
+    A prompt with fewer than `local_below_tokens` uncached tokens takes the local path, and a longer
+    one the disaggregated path. With an `outlook`, a request takes the other path if that is
+    predicted to keep more requests within the SLO.
 
     - All workers of an assignment serve the same model version: `model` if given, because the
       sequence has tokens of that version. If there are several versions, decode workers of a
@@ -109,35 +100,45 @@ def assign(
         return Wait(f"all {len(decoders)} decode workers are full")
 
     uncached = num_tokens - decode.cached_tokens
-    if uncached < config.local_below_tokens:
-        why = (
-            f"{uncached} uncached prompt tokens are below "
-            f"local_below_tokens={config.local_below_tokens}"
-        )
-        return Assignment(
-            "local", decode.worker_id, "", "short_prompt", why, uncached, model=decode.model
-        )
-    workers = [one for one in workers if one.model.is_same(decode.model)]
-    ready = [one for one in workers if one.pool == "prefill"]
+    alike = [one for one in workers if one.model.is_same(decode.model)]
+    ready = [one for one in alike if one.pool == "prefill"]
     prefillers = [
         one for one in ready if not one.sick and (one.worker_id, decode.worker_id) not in broken
     ]
-    if not prefillers:
+    better = None
+    if uncached < config.local_below_tokens:
+        if outlook is not None and prefillers:
+            better = better_than_delaying(decode, prefillers, num_tokens, outlook)
+        if better is None:
+            why = (
+                f"{uncached} uncached prompt tokens are below "
+                f"local_below_tokens={config.local_below_tokens}"
+            )
+            return _local(decode, num_tokens, "short_prompt", why)
+    elif not prefillers:
         why = "no prefill worker is ready"
         if ready:
             why = (
                 f"none of {len(ready)} prefill workers is fit and can hand over to "
                 f"{decode.worker_id}"
             )
-        return Assignment(
-            "local", decode.worker_id, "", "no_prefill_worker", why, uncached, model=decode.model
-        )
+        return _local(decode, num_tokens, "no_prefill_worker", why)
+    elif outlook is not None:
+        helpers = [one for one in decoders if one.worker_id not in avoid]
+        better = better_than_waiting(helpers, prefillers, num_tokens, outlook)
+        if better is not None and better.helper is not None:
+            why = f"{better.helper.worker_id} prefills it within slo.itl_ms, because prefill "
+            why += "workers are predicted to miss slo.ttft_ms"
+            return _local(better.helper, num_tokens, "slo_ttft", why, _figures(better))
 
     prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
     reason, why, load = _explain(prefill, num_tokens, config.policy)
-    source = _source(prefill, [one for one in workers if one.model.is_same(prefill.model)])
+    if better is not None:
+        reason, load = "slo_itl", _figures(better)
+        why = f"on {decode.worker_id} it is predicted to miss slo.ttft_ms or slo.itl_ms"
+    source = _source(prefill, [one for one in alike if one.model.is_same(prefill.model)])
     cached = prefill.cached_tokens
     if source is not None:
         cached = source.cached_tokens
@@ -155,6 +156,19 @@ def assign(
         load,
         model=version,
     )
+
+
+def _local(
+    decode: WorkerView, num_tokens: int, reason: Reason, why: str, load: str = ""
+) -> Assignment:
+    uncached = num_tokens - decode.cached_tokens
+    return Assignment(
+        "local", decode.worker_id, "", reason, why, uncached, load=load, model=decode.model
+    )
+
+
+def _figures(better: Better) -> str:
+    return f"predicted TTFT {better.after_s:.2f} s instead of {better.before_s:.2f} s"
 
 
 def _with_prefill(

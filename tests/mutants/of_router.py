@@ -345,7 +345,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sequence fault that another worker corrects is the first one's",
-        DISPATCHER,
+        "router/core/workers/blame.py",
         "if at_fault and at_fault != worker_id and sequence.token_ids:",
         "if False:",
         (
@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         "a retry goes to the version of the model that began the answer",
         DISPATCHER,
-        "self._config.router, broken, life.model)",
-        "self._config.router, broken, None)",
+        "            broken,\n            life.model,",
+        "            broken,\n            None,",
         (
             "unit/router/core/test_compatibility.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
         ),
@@ -383,11 +383,40 @@ MUTANTS = (
     Mutant(
         "prompts stay in the queue while prefill workers are busy",
         "router/core/workers/worker_table.py",
-        "over = over or not worker.takes_prompt(",
-        "over = over or False and not worker.takes_prompt(",
+        "over = over or not takes_prompt",
+        "over = over",
         (
             "unit/router/core/test_late_binding.py::test_a_busy_worker_gets_one_prompt_ahead_and_the_others_hold_no_batch_slot",
             "unit/router/core/test_late_binding.py::test_a_worker_that_joins_takes_from_the_queue_at_once",
+        ),
+    ),
+    Mutant(
+        "decode workers help the prefill pool only within their answers' ITL",
+        "router/core/path_prediction.py",
+        "        and _spares_time(one, outlook, rate)\n",
+        "",
+        (
+            "unit/router/core/test_path_prediction.py::test_no_help",
+            "unit/router/core/test_path_prediction.py::test_help_is_a_last_resort_that_costs_no_answer_its_itl",
+        ),
+    ),
+    Mutant(
+        "prompts on the local path leave the answers their ITL",
+        "decode_worker/chunk_budget.py",
+        "if self._itl_s is None or not decoding:",
+        "if True:",
+        (
+            "unit/decode_worker/test_chunk_budget.py::test_steps_take_the_itl_or_the_least_or_the_most",
+            "unit/decode_worker/test_chunk_budget.py::test_a_prompt_leaves_the_answers_their_itl",
+        ),
+    ),
+    Mutant(
+        "the late prompts count those before them",
+        "router/core/queueing/prefill_gate.py",
+        "self.tokens += held * num_tokens",
+        "self.tokens += 0",
+        (
+            "unit/router/core/test_path_prediction.py::test_with_an_slo_decode_workers_take_what_the_prefill_workers_cannot",
         ),
     ),
     Mutant(
@@ -453,8 +482,8 @@ MUTANTS = (
     Mutant(
         "prefill and decode of one version",
         "router/core/path_policy.py",
-        "workers = [one for one in workers if one.model.is_same(decode.model)]",
-        "workers = list(workers)",
+        "alike = [one for one in workers if one.model.is_same(decode.model)]",
+        "alike = list(workers)",
         (
             "unit/router/core/test_compatibility.py::test_all_workers_of_an_attempt_have_one_version",
         ),

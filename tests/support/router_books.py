@@ -25,7 +25,8 @@ def check_books(dispatcher: Dispatcher) -> None:
             sequences[life.assignment.decode] += 1
             held[life.assignment.decode] += life.num_tokens
             if life.state in ("reserving", "prefilling"):
-                queued[life.assignment.prefill] += life.assignment.uncached_tokens
+                prefiller = life.assignment.prefill or life.assignment.decode
+                queued[prefiller] += life.assignment.uncached_tokens
     for worker in dispatcher._workers:
         name = worker.info.worker_id
         assert worker.sequences == sequences[name]

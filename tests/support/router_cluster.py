@@ -49,8 +49,19 @@ class VirtualCluster:
     how many tokens the attempt has given. A worker that died comes back `restart_s` later.
     """
 
-    def __init__(self, prefill: int, decode: int, slots: int = 8, **router: object) -> None:
-        config = {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": slots}}
+    def __init__(
+        self,
+        prefill: int,
+        decode: int,
+        slots: int = 8,
+        slo: dict[str, float] | None = None,
+        **router: object,
+    ) -> None:
+        config = {
+            "router": {"local_below_tokens": 8} | router,
+            "decode": {"max_batch": slots},
+            "slo": slo,
+        }
         self.dispatcher = Dispatcher(ClusterConfig.model_validate(config))
         self.now = 0.0
         self.slots = slots

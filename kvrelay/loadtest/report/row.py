@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kvrelay.types.requests import Ledger
 
-# The router's intended reason for the local path: the uncached part of the prompt is too short to
-# hand off.
-_SHORT_OR_CACHED = "local_below_tokens"
+# In the router's intended reasons for the local path: the uncached part of the prompt is too short
+# to hand off, or prefill workers would take too long.
+_INTENDED = ("local_below_tokens", "slo.ttft_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ class Row:
         """Whether the request took the local path although its prompt was neither short nor cached,
         because prefill workers were missing.
         """
-        return self.path == "local" and _SHORT_OR_CACHED not in self.why
+        return self.path == "local" and not any(reason in self.why for reason in _INTENDED)

@@ -76,7 +76,10 @@ class StepLoop:
             self.changed = True
             return
         self.changed = True
-        self._report(batch, await self._outcomes(batch))
+        began = self._context.clock.now()
+        outcomes = await self._outcomes(batch)
+        self._scheduler.ran(batch, self._context.clock.now() - began)
+        self._report(batch, outcomes)
 
     def _schedule(self) -> list[Work]:
         self._context.work.clear()

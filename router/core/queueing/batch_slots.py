@@ -11,9 +11,10 @@ from typing import Protocol
 
 from kvrelay.config.schema import RouterConfig
 from router.core.lifecycle import Lifecycle
-from router.core.path_policy import Assignment, Wait, WorkerView, assign
+from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.fair_queue import Share, Ticket
 from router.core.queueing.preemption import Preemption, Running, Shares, Standing, Waiting, preempt
+from router.core.worker_view import WorkerView
 from router.core.workers.worker_table import Claim, Workers
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
-from kvrelay.types.workers import ModelVersion, WorkerInfo
+from kvrelay.prompt_rate import PromptRate
+from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
 from router.core.lifecycle import Lifecycle
-from router.core.path_policy import Assignment, WorkerView
+from router.core.path_policy import Assignment
 from router.core.prefix_index import PrefixIndex
 from router.core.queueing.preemption import Room
 from router.core.request import Request
+from router.core.worker_view import WorkerView
 from router.core.workers.link_health import LinkHealth
-from router.core.workers.prefill_rate import PrefillRate
 from router.core.workers.worker_health import Health
 
 # Shortest and longest time that a worker counts as full after a refusal. The time doubles with each
@@ -48,12 +49,13 @@ class Worker:
     sequences: int = 0
     # Tokens of these sequences.
     held_tokens: int = 0
-    # Claims whose prompts the worker has yet to prefill, oldest first, and their tokens.
+    # Claims whose prompts the worker has yet to prefill, oldest first, and the tokens of these
+    # prompts.
     prompts: dict[Claim, None] = field(default_factory=dict)
     queued_tokens: int = 0
     # Time at which the last of its prompts ended, or at which it got the first.
     computing_since: float = 0.0
-    prefill_rate: PrefillRate = field(default_factory=PrefillRate)
+    prompt_rate: PromptRate = field(default_factory=PromptRate)
     full_until: float = 0.0
     # Consecutive refusals.
     refusals: int = 0
@@ -83,11 +85,11 @@ class Worker:
             return len(tenants) < BACKLOG_TENANTS
         computed = min(self._computed(now) / len(tenants), own[0].queued_tokens)
         backlog = sum(one.queued_tokens for one in own) - computed
-        return backlog < max(most, BACKLOG_S * self.prefill_rate.per_second)
+        return backlog < max(most, BACKLOG_S * self.prompt_rate.per_second)
 
     def _computed(self, now: float) -> float:
         """Returns the tokens that the worker has probably computed since its last prompt ended."""
-        return self.prefill_rate.per_second * (now - self.computing_since)
+        return self.prompt_rate.per_second * (now - self.computing_since)
 
     def queue_prompt(self, claim: Claim, now: float) -> None:
         """Adds the claim's prompt."""
@@ -109,9 +111,10 @@ class Claim:
     """The load of one running request on its workers, as counted in the table."""
 
     decode: Worker
-    prefill: Worker | None
+    # The prefill worker, or the decode worker on the local path.
+    prefill: Worker
     held_tokens: int
-    # Prompt tokens that the prefill worker has to compute.
+    # Prompt tokens that have to be computed.
     queued_tokens: int
     tenant: str
     priority: int
@@ -124,7 +127,7 @@ class Workers:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._slots = config.decode.max_batch
-        self._backlog = BACKLOG_CHUNKS * config.prefill.chunk_tokens
+        self._backlog = {pool: BACKLOG_CHUNKS * config.pool(pool).chunk_tokens for pool in POOLS}
         self._caches = config.kv.prefix_cache
         self.health = Health()
         self.link_health = LinkHealth()
@@ -177,31 +180,27 @@ class Workers:
                     self.remember(worker_id, hashes)
                 self.health.placed(worker_id, now)
         decode = self._workers[assignment.decode]
-        prefill = self._workers[assignment.prefill] if assignment.prefill else None
+        prefill = self._workers[assignment.prefill or assignment.decode]
         claim = Claim(
             decode,
             prefill,
             life.num_tokens,
-            assignment.uncached_tokens if prefill else 0,
+            assignment.uncached_tokens,
             life.request.tenant.name,
             life.request.priority,
         )
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
-        if prefill is not None:
-            prefill.queue_prompt(claim, now)
+        prefill.queue_prompt(claim, now)
         return claim
 
     def prompt_ended(self, claim: Claim, life: Lifecycle, now: float) -> bool:
-        """Whether the prefill worker has just ended the prompt of a running request, so that it may
-        take another.
+        """Whether the prompt of a running request has just ended, so that its worker may take
+        another.
         """
-        prefill = claim.prefill
-        if prefill is None or claim not in prefill.prompts:
+        if claim not in claim.prefill.prompts or life.state in ("reserving", "prefilling"):
             return False
-        if life.state in ("reserving", "prefilling"):
-            return False
-        prefill.end_prompt(claim, now)
+        claim.prefill.end_prompt(claim, now)
         return True
 
     def grown(self, claim: Claim, life: Lifecycle) -> int:
@@ -216,9 +215,8 @@ class Workers:
         claim.decode.sequences -= 1
         claim.decode.held_tokens -= claim.held_tokens
         claim.decode.full_until = 0.0
-        if claim.prefill is not None:
-            claim.prefill.end_prompt(claim, now)
-            claim.prefill.full_until = 0.0
+        claim.prefill.end_prompt(claim, now)
+        claim.prefill.full_until = 0.0
 
     def refused(self, worker_id: str, now: float) -> None:
         """Records a refusal: the worker counts as full for a while."""
@@ -268,17 +266,16 @@ class Workers:
         worker.stepped_at = now
 
     def prefilled(self, worker_id: str, life: Lifecycle, first: SequenceTokens, now: float) -> None:
-        """Records the prefill time that a prefill worker reports."""
-        if (
-            first.prefill is not None
-            and life.assignment is not None
-            and worker_id == life.assignment.prefill
-        ):
-            computed = max(1, life.num_tokens - first.prefill.cached_tokens)
-            seconds = first.prefill.compute_seconds
+        """Records the prefill time that a worker reports."""
+        if first.prefill is None or life.assignment is None:
+            return
+        computed = max(1, life.num_tokens - first.prefill.cached_tokens)
+        seconds = first.prefill.compute_seconds
+        if worker_id == life.assignment.prefill:
             self.health.worked(worker_id, computed, seconds, now)
+        if worker_id == (life.assignment.prefill or life.assignment.decode):
             worker = self._workers[worker_id]
-            worker.prefill_rate.add(computed, min(seconds, now - worker.computing_since))
+            worker.prompt_rate.add(computed, min(seconds, now - worker.computing_since))
 
     def remember(self, worker_id: str, hashes: Hashes) -> None:
         """Records that the worker's prefix cache holds this sequence, or soon will."""
@@ -320,7 +317,10 @@ class Workers:
 
     def has_prompt_of(self, tenant: str) -> bool:
         """Whether a prefill worker has yet to prefill a prompt of the tenant."""
-        return any(one.has_prompt_of(tenant) for one in self._workers.values())
+        return any(
+            one.info.pool == "prefill" and one.has_prompt_of(tenant)
+            for one in self._workers.values()
+        )
 
     def views(self, request: Request, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
         """Returns the ready workers as seen by the request, whose sequence has `needed` tokens."""
@@ -333,10 +333,13 @@ class Workers:
             over = worker.sequences >= self._slots or bool(
                 room and worker.held_tokens and worker.held_tokens + needed > room
             )
+            takes_prompt = worker.takes_prompt(
+                request.tenant.name, request.priority, self._backlog[info.pool], now
+            )
+            rate = info.load.prompt_tokens_per_second
             if info.pool == "prefill":
-                over = over or not worker.takes_prompt(
-                    request.tenant.name, request.priority, self._backlog, now
-                )
+                over = over or not takes_prompt
+                rate = worker.prompt_rate.per_second
             # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
@@ -346,6 +349,10 @@ class Workers:
                     info.pool,
                     full=over or now < worker.full_until,
                     queued_tokens=worker.backlog(now),
+                    takes_prompt=takes_prompt,
+                    prompt_rate=rate,
+                    streams=worker.sequences - len(worker.prompts),
+                    step_s=info.load.decode_step_s,
                     held_tokens=worker.held_tokens,
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,

@@ -28,7 +28,8 @@ from kvrelay.loadtest.senders.http_sender import HttpSender
 from kvrelay.loadtest.senders.target import Target
 from kvrelay.loadtest.workload import PlannedRequest
 from kvrelay.wire.inference import ModelInfo
-from router.core.path_policy import Assignment, WorkerView, assign
+from router.core.path_policy import Assignment, assign
+from router.core.worker_view import WorkerView
 
 Output = pytest.CaptureFixture[str]
 LOAD = ["--rate", "inf", "--num-requests", "12", "--prompt-tokens", "5-9", "--output-tokens", "3"]

@@ -23,8 +23,9 @@ from router.core.compatibility import misfit
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Send
 from router.core.model_versions import GONE_S
-from router.core.path_policy import Assignment, Wait, WorkerView, assign
+from router.core.path_policy import Assignment, Wait, assign
 from router.core.request import Request
+from router.core.worker_view import WorkerView
 from router.frontend.validation import resumed_model
 
 # By the bytes that protocol 0 samples they are one

@@ -267,7 +267,7 @@ def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
         return len(worker.prompts)
 
     assert takes() == 2
-    worker.prefill_rate.add(2000, 2000 / 200_000)
+    worker.prompt_rate.add(2000, 2000 / 200_000)
     assert takes() == 6
 
 

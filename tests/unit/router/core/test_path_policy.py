@@ -7,7 +7,8 @@ import pytest
 from kvrelay.config.schema import PolicyName, RouterConfig
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.workers import ModelVersion
-from router.core.path_policy import Assignment, Wait, WorkerView, assign
+from router.core.path_policy import Assignment, Wait, assign
+from router.core.worker_view import WorkerView
 
 NOBODY = frozenset[str]()
 

@@ -1,0 +1,40 @@
+"""A worker as the policies see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion, PoolName
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as seen by one request. Counts cover only this router's own requests."""
+
+    worker_id: str
+    pool: PoolName
+    # The worker refused a request recently, or its sequences use all its room, or it is a prefill
+    # worker that takes no prompt.
+    full: bool = False
+    # Assigned prompt tokens that the worker has to prefill and has not computed yet, as estimated.
+    queued_tokens: int = 0
+    # Whether the worker is about to need another prompt to prefill.
+    takes_prompt: bool = True
+    # Rate in prompt tokens per second, on a decode worker in the time that prompts add to its
+    # steps; 0 if unknown.
+    prompt_rate: float = 0.0
+    # Decode: sequences that are not prefilled there.
+    streams: int = 0
+    # Decode: seconds of a step without prompts; 0 if unknown.
+    step_s: float = 0.0
+    # Decode: tokens of the sequences on the worker.
+    held_tokens: int = 0
+    # Tokens of this request that the worker's prefix cache probably holds.
+    cached_tokens: int = 0
+    # Grows with each assignment.
+    last_assigned: int = 0
+    address: str = ""
+    block_size: int = 0
+    # The worker fails, or is much slower than the rest of its pool.
+    sick: bool = False
+    model: ModelVersion = UNKNOWN_MODEL
