@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240
 LENGTH = 1000  # tokens: the answer lasts until the fault is there
 SHORT = 60  # tokens of a prompt that is not handed over
 GRACE_S = 0.3
+SLOW = 3  # times: so the rest of the answer takes longer than the grace on any machine
 
 
 async def drains(*workers: FleetWorker) -> FleetWorker:
@@ -75,7 +76,7 @@ async def test_row_20_prefill_worker_is_told_to_end(fleet: Fleet) -> None:
 
 async def test_row_20_what_is_left_when_the_drain_is_over_migrates(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, OTHER, max_tokens=LENGTH)
-    hasty = await fleet.replace(fleet.pool("decode")[0], grace_s=GRACE_S)
+    hasty = await fleet.replace(fleet.pool("decode")[0], grace_s=GRACE_S, slow=SLOW)
     async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = [
             fleet.ask(case, "row-20!tell@token:5", prompt, max_tokens=LENGTH)
