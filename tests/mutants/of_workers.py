@@ -253,6 +253,16 @@ MUTANTS = (
         ("unit/worker/test_sequence.py::test_a_prefix_never_covers_the_whole_sequence",),
     ),
     Mutant(
+        "a selection goes on with what the larger digits left of the target",
+        "kvrelay/engine/sampling/radix_select.py",
+        "remaining = remaining - np.pad(",
+        "remaining = remaining - 0 * np.pad(",
+        (
+            "unit/engine/sampling/test_radix_select.py::test_selects_what_a_sort_finds",
+            "unit/engine/sampling/test_sampler.py::test_a_batch_gives_each_row_what_it_is_given_alone_by_definition",
+        ),
+    ),
+    Mutant(
         "draws are keyed by position",
         "kvrelay/engine/sampling/categorical.py",
         "[len(request.token_ids) for request in requests]",

@@ -10,14 +10,15 @@ import torch
 
 from kvrelay.engine.base.device import to_device
 from kvrelay.engine.sampling.philox import uniform
+from kvrelay.engine.sampling.radix_select import last_kept
 from kvrelay.types.requests import SamplingParams
 
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Sizes in tokens of the partial sorts. A size is enough if it holds all tokens that top_k and top_p
+# Size in tokens of the partial sort on a CPU. Enough if it holds all tokens that top_k and top_p
 # keep.
-LIKELIEST_GUESSES = (64, 1024)
+LIKELIEST_GUESS = 64
 # Stands for a token id in a row whose logits are no distribution.
 NOT_DRAWN = -1
 # Logits that a CPU processes at a time, so that they stay in its cache.
@@ -52,8 +53,6 @@ def draw(
     index = to_device(rows, np.int64, logits.device)
     on_cpu = logits.device.type == "cpu"
     step = max(1, CACHED_ELEMENTS // vocab_size) if on_cpu else len(rows)
-    # To check whether a partial sort is enough, the host would have to wait for the GPU.
-    sizes = [size for size in LIKELIEST_GUESSES if size < vocab_size and on_cpu]
     tokens = []
     for part, values in zip(torch.split(index, step), torch.split(columns, step), strict=True):
         temperature, k, top_p, min_p, numbers = values.unbind(1)
@@ -62,9 +61,7 @@ def draw(
         weights.sub_(weights.amax(dim=1, keepdim=True)).div_(temperature.float()).exp_()
         if cut:
             keys = _keys(weights)
-            weights.masked_fill_(
-                keys < _least_key(keys, weights, k.long(), top_p, (*sizes, vocab_size)), 0
-            )
+            weights.masked_fill_(keys < _least_key(keys, weights, k.long(), top_p), 0)
         if any(params.min_p for params in options):
             weights.masked_fill_(weights < min_p.float(), 0)
         tokens.append(_choice(weights, numbers))
@@ -81,32 +78,45 @@ def _keys(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _least_key(
-    keys: torch.Tensor,
-    weights: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    sizes: Sequence[int],
+    keys: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
     """Keys [S, 1] of the last tokens that are kept, for weights [S, V], top_k and top_p [S, 1].
 
     top_k keeps that many tokens. top_p keeps the likeliest of these until their mass reaches top_p
-    (Holtzman et al., 2020). Sorts the `sizes[0]` likeliest tokens, and more for the rows where that
-    is not enough.
+    (Holtzman et al., 2020). On a CPU, sorts the likeliest tokens alone, and selects in the rows
+    where these are not enough. On a GPU, sorts all, because the host would have to wait for the GPU
+    to learn whether they are enough.
     """
-    size, *larger = sizes
+    vocab_size = weights.shape[1]
+    size = min(LIKELIEST_GUESS, vocab_size) if weights.device.type == "cpu" else vocab_size
     largest = keys.topk(size).values
     cumulative = (largest >> 32).int().view(torch.float32).cumsum(1, dtype=torch.float64)
-    limited = top_k < weights.shape[1]
+    limited = top_k < vocab_size
     of_top_k = cumulative.gather(1, top_k.clamp(max=size) - 1)
-    total = torch.where(limited, of_top_k, weights.sum(1, keepdim=True, dtype=torch.float64))
-    mass = torch.where(top_p < 1, top_p * total, torch.inf)
+    of_all = weights.sum(1, keepdim=True, dtype=torch.float64)
+    mass = torch.where(top_p < 1, top_p * torch.where(limited, of_top_k, of_all), torch.inf)
     kept = torch.minimum(1 + (cumulative[:, :-1] < mass).sum(1, keepdim=True), top_k)
     least = largest.gather(1, kept.clamp_(max=size) - 1)
-    if larger:
-        more = ~torch.where(limited, top_k <= size, cumulative[:, -1:] >= mass)[:, 0]
+    if size < vocab_size:
+        enough = torch.where(limited, top_k <= size, cumulative[:, -1:] >= mass)
+        more = (of_all.isfinite() & ~enough)[:, 0]
         if more.any():
-            least[more] = _least_key(keys[more], weights[more], top_k[more], top_p[more], larger)
+            least[more] = _selected(keys[more], weights[more], top_k[more], top_p[more])
     return least
+
+
+def _selected(
+    keys: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """Does what `_least_key` does, on a CPU, in a time that no distribution makes long."""
+    values = weights
+    if bool((top_k < weights.shape[1]).any()):
+        ones = np.ones(weights.shape, np.float32)
+        last = last_kept(keys.numpy(), ones, top_k[:, 0].double().numpy())
+        values = weights.masked_fill(keys < torch.from_numpy(last)[:, None], 0)
+    total = values.sum(1, keepdim=True, dtype=torch.float64)
+    mass = torch.where(top_p < 1, top_p * total, torch.inf)[:, 0]
+    return torch.from_numpy(last_kept(keys.numpy(), values.numpy(), mass.numpy()))[:, None]
 
 
 def _choice(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
