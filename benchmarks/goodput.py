@@ -16,23 +16,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mixes import MIXES, plan
 from rich.console import Console
 from rich.table import Table
 from systems import SYSTEMS, Setup
 
 from kvrelay.bench.cost import model_cost
 from kvrelay.bench.reference_model import NAME, reference_model
-from kvrelay.loadtest.lengths import parse_lengths
-from kvrelay.loadtest.rate import constant
 from kvrelay.loadtest.report.report_file import load_report, save
 from kvrelay.loadtest.report.statistics import Summary
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.runner import Sender, run_load
 from kvrelay.loadtest.slo import Slo, parse_slos
-from kvrelay.loadtest.workload import Workload
 
-PROMPTS = "lognormal:median=400,sigma=0.8,min=32,max=2048"
-ANSWERS = "16-64"
 # Share of the requests that must meet every objective.
 GOOD_SHARE = 0.9
 # Requests before the first rate.
@@ -47,6 +43,7 @@ log = Console(stderr=True)
 class Load:
     """The load. The same seed draws the same requests at each rate; only the gaps differ."""
 
+    mix: str
     objectives: tuple[Slo, ...]
     rates: list[float]
     itl_rate: float
@@ -66,6 +63,9 @@ def main(
         Path | None, typer.Option(help="Configuration of kvrelay. Default: the default values.")
     ] = None,
     model: Annotated[str, typer.Option(help="Folder, or m200.")] = NAME,
+    mix: Annotated[
+        str, typer.Option(metavar="|".join(MIXES), help="Lengths of prompts and answers.")
+    ] = "mixed",
     rates: Annotated[
         str, typer.Option(help="Requests per second, ascending.")
     ] = "0.25,0.5,0.75,1,1.5,2,3",
@@ -95,6 +95,8 @@ def main(
         raise typer.BadParameter(
             f"--system {unknown.pop()} is unknown; allowed are {', '.join(SYSTEMS)}."
         )
+    if mix not in MIXES:
+        raise typer.BadParameter(f"--mix {mix} is unknown; allowed are {', '.join(MIXES)}.")
     first, second = map(int, cores.split(","))
     # Child processes inherit the affinity.
     os.sched_setaffinity(0, (first, second))
@@ -103,7 +105,7 @@ def main(
     setup = Setup(path, config, vllm_python, out, (first, second))
     ascending = sorted(float(rate) for rate in rates.split(","))
     load = Load(
-        parse_slos(slo), ascending, itl_rate, num_requests, seed, model_cost(path).vocab_size
+        mix, parse_slos(slo), ascending, itl_rate, num_requests, seed, model_cost(path).vocab_size
     )
     for one in system:
         for rate, report in asyncio.run(_measure(one, setup, load)).items():
@@ -133,18 +135,16 @@ async def _measure(system: str, setup: Setup, load: Load) -> dict[float, Report]
 
 async def offer(sender: Sender, system: str, load: Load, rate: float, num_requests: int) -> Report:
     """Sends the requests at one rate and returns the report."""
-    workload = Workload(
-        rate=constant(rate),
-        burstiness=1.0,
-        num_requests=num_requests,
-        duration=None,
-        prompt_tokens=parse_lengths(PROMPTS, "prompt_tokens"),
-        output_tokens=parse_lengths(ANSWERS, "output_tokens"),
-        text=False,
-        seed=load.seed,
-    )
-    rows = await run_load(workload.plan(load.vocab_size), sender, lambda _: None)
-    return Report({"target": system, **workload.options(), "rate": rate}, load.objectives, rows)
+    requests = plan(load.mix, rate, num_requests, load.seed, load.vocab_size)
+    rows = await run_load(requests, sender, lambda _: None)
+    options = {
+        "target": system,
+        "mix": load.mix,
+        "rate": rate,
+        "num_requests": num_requests,
+        "seed": load.seed,
+    }
+    return Report(options, load.objectives, rows)
 
 
 def goodput(reports: Sequence[tuple[str, Report]]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from goodput import Load, goodput, offer, summary
+from mixes import plan
 from rich.console import Console
 from starlette.responses import JSONResponse
 from support.openai_server import HttpServer, http_serving, sse
@@ -91,12 +92,22 @@ async def test_the_same_requests_come_at_any_rate() -> None:
         with http_serving(server) as target:
             async with HttpSender(target, timeout=10) as sender:
                 report = await offer(
-                    sender, "one", Load(SLOS, [rate], rate, 3, seed=7, vocab_size=50), rate, 3
+                    sender, "one", Load("mixed", SLOS, [rate], rate, 3, 7, vocab_size=50), rate, 3
                 )
         assert report.options["rate"] == rate
         seen.append(sorted((tuple(body["prompt"]), body["max_tokens"]) for body in server.bodies))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 3
+
+
+def test_a_mix_alternates_each_minute() -> None:
+    requests = list(plan("alternating", 2.0, 360, seed=7, vocab_size=50))
+    phases = [int(one.at // 60) % 2 for one in requests]
+    assert {*phases} == {0, 1}
+    for phase, one in zip(phases, requests, strict=True):
+        assert one.token_ids is not None
+        assert (one.output_tokens >= 128) == (phase == 1)
+        assert (len(one.token_ids) >= 400) == (phase == 0)
 
 
 def test_goodput_is_the_highest_rate_that_is_good_enough() -> None:
