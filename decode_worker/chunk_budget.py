@@ -15,13 +15,10 @@ class ChunkBudget:
     decode in it keep their ITL.
     """
 
-    def __init__(self, most: int, least: int, itl_s: float | None) -> None:
-        """most, least: bounds of the prompt tokens of a step. itl_s: the ITL to keep, in seconds;
-        None for no such aim.
-        """
+    def __init__(self, most: int, least: int) -> None:
+        """most, least: bounds of the prompt tokens of a step."""
         self._most = most
         self._least = least
-        self._itl_s = itl_s
         self._rate = PromptRate(_AVERAGED_CHUNKS * most)
         # Seconds of a step without prompts; 0 before the first.
         self.step_s = 0.0
@@ -40,11 +37,11 @@ class ChunkBudget:
         if decoding and (not prompt_tokens or seconds < self.step_s):
             self.step_s += (_NEW if self.step_s else 1.0) * (seconds - self.step_s)
 
-    def tokens(self, decoding: bool) -> int:
-        """Returns the most prompt tokens of the next step. decoding: whether sequences decode in
-        it.
+    def tokens(self, itl_s: float | None) -> int:
+        """Returns the most prompt tokens of the next step. itl_s: the smallest ITL in seconds that
+        the sequences that decode in it ask for; None if none asks.
         """
-        if self._itl_s is None or not decoding:
+        if itl_s is None:
             return self._most
-        within = chunk_within(self._itl_s, self.step_s, self.tokens_per_second)
-        return min(self._most, max(self._least, within))
+        within = chunk_within(self._most, itl_s, self.step_s, self.tokens_per_second)
+        return max(self._least, within)

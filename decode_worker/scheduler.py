@@ -40,11 +40,14 @@ class DecodeScheduler(Scheduler):
         drafter: Drafter | None = None,
         itl_s: float | None = None,
     ) -> None:
-        """itl_s: the ITL in seconds that prompts should leave to decoding sequences."""
+        """itl_s: the ITL in seconds that prompts should leave to decoding sequences that ask for
+        none themselves; None for no such aim.
+        """
         super().__init__(cache, chunk_tokens)
         self._drafter = drafter
         least = least_chunk(chunk_tokens, cache.block_size)
-        self.chunk_budget = ChunkBudget(chunk_tokens, least, itl_s)
+        self.chunk_budget = ChunkBudget(chunk_tokens, least)
+        self._itl_s = itl_s
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
@@ -64,6 +67,13 @@ class DecodeScheduler(Scheduler):
     def waiting(self) -> tuple[Sequence, ...]:
         """Sequences without blocks, oldest first."""
         return tuple(self._waiting)
+
+    @property
+    def itl_s(self) -> float | None:
+        """The smallest ITL in seconds that the decoding sequences ask for; None if none asks."""
+        decoding = (one.spec.itl_s for one in self._active if one.uncomputed == 1)
+        asked = (self._itl_s if own is None else own for own in decoding)
+        return min((itl_s for itl_s in asked if itl_s is not None), default=None)
 
     def blocks_awaited(self, priority: int) -> int:
         """The blocks with which the oldest waiting sequence of this urgency or a higher one can
@@ -102,7 +112,7 @@ class DecodeScheduler(Scheduler):
                 prompts.append(sequence)
         if not prompts and not self._waiting:
             return batch
-        budget = self.chunk_budget.tokens(decoding=bool(batch))
+        budget = self.chunk_budget.tokens(self.itl_s)
         may_start = True
         for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
             if not budget:

@@ -116,6 +116,7 @@ class DecodeStage(Stage):
             preemptions=self.scheduler.preemptions,
             decode_step_s=self.scheduler.chunk_budget.step_s,
             prompt_tokens_per_second=self.scheduler.chunk_budget.tokens_per_second,
+            decode_itl_s=self.scheduler.itl_s or 0.0,
         )
 
     def _busy_share(self, blocks: float) -> float:

@@ -37,8 +37,10 @@ def least_chunk(chunk_tokens: int, block_size: int) -> int:
     return min(chunk_tokens, max(block_size, chunk_tokens // 8))
 
 
-def chunk_within(itl_s: float, step_s: float, tokens_per_second: float) -> int:
-    """Returns the prompt tokens that a step can compute within the ITL, beside a decode batch that
-    takes `step_s` alone. 0 or less if the batch leaves no time.
+def chunk_within(most: int, itl_s: float, step_s: float, tokens_per_second: float) -> int:
+    """Returns the prompt tokens, at most `most`, that a step can compute within the ITL, beside a
+    decode batch that takes `step_s` alone. 0 if the batch leaves no time.
     """
-    return int((STEP_SHARE * itl_s - step_s) * tokens_per_second)
+    if not tokens_per_second:
+        return 0
+    return int(max(0.0, min(most, (STEP_SHARE * itl_s - step_s) * tokens_per_second)))

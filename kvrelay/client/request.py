@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, TypedDict
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 
 # {"role": ..., "content": ...}, or the pair.
@@ -51,6 +52,8 @@ class GenerateOptions(TypedDict, total=False):
     priority: int | None
     resume: Sequence[int] | None
     cache_salt: str | None
+    # Latencies to aim for, in milliseconds: ttft_ms and itl_ms.
+    slo: Slo | Mapping[str, float] | None
     # Fingerprint of the model that gave the tokens in `resume`.
     system_fingerprint: str | None
 
@@ -89,6 +92,8 @@ def _plain(name: str, value: Any) -> Any:
                     (one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one)
                     for one in value
                 )
+            case "slo" if isinstance(value, Mapping):
+                return Slo(**value)
             case "logit_bias":
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):

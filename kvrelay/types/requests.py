@@ -47,6 +47,16 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """Latencies that a request asks for, in milliseconds; None: the cluster's."""
+
+    # Time to first token.
+    ttft_ms: float | None = None
+    # Time between two tokens.
+    itl_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """The complete state of a sequence to run. Any worker of the pool can continue it."""
 
@@ -65,6 +75,8 @@ class SequenceSpec:
     tenant: str = ""
     # Weight of the tenant: its share of the worker relative to other tenants.
     weight: float = 1.0
+    # Seconds between two tokens that its client asks for; None: as configured.
+    itl_s: float | None = None
 
     @property
     def key(self) -> tuple[str, int]:

@@ -53,6 +53,8 @@ class WorkerLoad:
     decode_step_s: float = 0.0
     # A decode worker's rate in the time that prompts add to its steps; 0 if unknown.
     prompt_tokens_per_second: float = 0.0
+    # Smallest time between two tokens that a decode worker's sequences ask for; 0 if none asks.
+    decode_itl_s: float = 0.0
 
     @property
     def empty(self) -> bool:

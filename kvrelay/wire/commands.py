@@ -101,6 +101,8 @@ def _spec_to_proto(spec: SequenceSpec) -> pb.SequenceSpec:
 def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
     if math.isnan(message.deadline_s):
         raise InvalidArgument("deadline_s is not a number", field="deadline_s")
+    if message.HasField("itl_s") and not message.itl_s > 0:
+        raise InvalidArgument(f"itl_s is {message.itl_s:g}; allowed is > 0", field="itl_s")
     return to_value(
         SequenceSpec,
         message,
@@ -108,6 +110,7 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
         sampling=params_from_proto(message.sampling),
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         weight=message.weight if message.HasField("weight") else 1.0,
+        itl_s=message.itl_s if message.HasField("itl_s") else None,
     )
 
 

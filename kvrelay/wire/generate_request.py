@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Slo
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import extend_field, set_field, to_value
 from kvrelay.wire.sampling import SamplingOptions, sampling_from_proto, sampling_to_proto
@@ -28,6 +29,7 @@ class GenerateRequest:
     resume: tuple[int, ...] = ()
     # See `Tenant.salt_for`.
     cache_salt: str | None = field(default=None, repr=False)
+    slo: Slo = field(default_factory=Slo)
     # Fingerprint of the model that gave the tokens in `resume`. A router with another model rejects
     # the request.
     system_fingerprint: str = ""
@@ -40,6 +42,8 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
     message = pb.GenerateRequest(sampling=sampling_to_proto(request.sampling))
     for name in ("request_id", "model", "prompt", "priority", "cache_salt", "system_fingerprint"):
         set_field(message, name, getattr(request, name))
+    for name in ("ttft_ms", "itl_ms"):
+        set_field(message.slo, name, getattr(request.slo, name))
     for name in ("token_ids", "resume"):
         extend_field(message, name, getattr(request, name))
     try:
@@ -64,4 +68,12 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         sampling=sampling_from_proto(message.sampling),
         resume=tuple(message.resume),
         cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+        slo=_slo_from_proto(message.slo),
+    )
+
+
+def _slo_from_proto(message: pb.Slo) -> Slo:
+    return Slo(
+        message.ttft_ms if message.HasField("ttft_ms") else None,
+        message.itl_ms if message.HasField("itl_ms") else None,
     )

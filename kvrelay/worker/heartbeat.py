@@ -85,5 +85,6 @@ class Heartbeat:
             busy_share=stage.busy_share,
             blocks_leased=stage.blocks_leased,
             decode_step_s=stage.decode_step_s,
+            decode_itl_s=stage.decode_itl_s,
             prompt_tokens_per_second=stage.prompt_tokens_per_second,
         )

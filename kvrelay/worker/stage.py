@@ -33,6 +33,8 @@ class StageLoad:
     decode_step_s: float = 0.0
     # Rate in the time that prompts add to steps; 0 if unknown.
     prompt_tokens_per_second: float = 0.0
+    # Smallest time between two tokens that the sequences ask for; 0 if none asks.
+    decode_itl_s: float = 0.0
 
 
 class Stage(ABC):

@@ -475,7 +475,7 @@ class Dispatcher:
             self._config.router,
             broken,
             life.model,
-            outlook_of(self._config, now - life.request.arrival, tokens_ahead),
+            outlook_of(self._config, life.request.slo, now - life.request.arrival, tokens_ahead),
         )
 
     def _overtakes(self, entry: Entry, now: float) -> bool:

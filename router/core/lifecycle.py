@@ -329,6 +329,7 @@ class Lifecycle:
             deadline_s=request.deadline - now,
             tenant=request.tenant.name,
             weight=request.tenant.weight,
+            itl_s=None if request.slo.itl_ms is None else request.slo.itl_ms / 1000,
         )
 
     def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:

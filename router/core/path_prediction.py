@@ -4,11 +4,13 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.prompt_rate import chunk_within, least_chunk
+from kvrelay.types.requests import Slo
 from router.core.worker_view import WorkerView
 
 # A path that misses the TTFT too has to be shorter by this factor, since predictions are inexact.
@@ -20,6 +22,7 @@ class Outlook:
     """What the SLO asks for a request, and what is ahead of the request."""
 
     ttft_s: float
+    # Of answers on a worker that reports no other.
     itl_s: float
     # Most and fewest prompt tokens of a decode worker's step.
     chunk_tokens: int
@@ -30,13 +33,22 @@ class Outlook:
     tokens_ahead: int = 0
 
 
-def outlook_of(config: ClusterConfig, waited_s: float, tokens_ahead: int) -> Outlook | None:
-    """Returns what the configured SLO asks for a request; None without an SLO."""
-    slo, chunk_tokens = config.slo, config.decode.chunk_tokens
-    if slo is None:
+def outlook_of(
+    config: ClusterConfig, slo: Slo, waited_s: float, tokens_ahead: int
+) -> Outlook | None:
+    """Returns what a request's own SLO asks, completed from the configured one; None if neither has
+    a TTFT.
+    """
+    common, chunk_tokens = config.slo, config.decode.chunk_tokens
+    if slo.ttft_ms is not None:
+        ttft_s = slo.ttft_ms / 1000
+    elif common is not None:
+        ttft_s = common.ttft_s
+    else:
         return None
+    itl_s = math.inf if common is None else common.itl_s
     least = least_chunk(chunk_tokens, config.pool_kv("decode").block_size)
-    return Outlook(slo.ttft_s, slo.itl_s, chunk_tokens, least, waited_s, tokens_ahead)
+    return Outlook(ttft_s, itl_s, chunk_tokens, least, waited_s, tokens_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ def better_than_delaying(
     local_s = _local_ttft(decode, num_tokens, outlook, _mean_rate(prefillers))
     if remote_s is None or local_s is None or remote_s > outlook.ttft_s:
         return None
-    spoils = decode.step_s <= outlook.itl_s and not _spares_time(
+    spoils = decode.step_s <= (decode.itl_s or outlook.itl_s) and not _spares_time(
         decode, outlook, _mean_rate(prefillers), num_tokens - decode.cached_tokens
     )
     if local_s > outlook.ttft_s or spoils:
@@ -139,7 +151,8 @@ def _spares_time(
 
 
 def _chunk(decode: WorkerView, outlook: Outlook, rate: float) -> int:
-    return min(outlook.chunk_tokens, chunk_within(outlook.itl_s, decode.step_s, rate))
+    itl_s = decode.itl_s or outlook.itl_s
+    return chunk_within(outlook.chunk_tokens, itl_s, decode.step_s, rate)
 
 
 def _mean_rate(workers: Iterable[WorkerView]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types.requests import FinishReason, SamplingParams
+from kvrelay.types.requests import FinishReason, SamplingParams, Slo
 from kvrelay.types.workers import ModelVersion
 
 
@@ -36,6 +36,7 @@ class Request:
     traceparent: str = ""
     # Salt chosen by the client.
     cache_salt: str | None = field(default=None, repr=False)
+    slo: Slo = field(default_factory=Slo)
 
     @property
     def salt(self) -> str:

@@ -27,6 +27,8 @@ class WorkerView:
     streams: int = 0
     # Decode: seconds of a step without prompts; 0 if unknown.
     step_s: float = 0.0
+    # Decode: smallest ITL in seconds that its sequences ask for; 0 if unknown.
+    itl_s: float = 0.0
     # Decode: tokens of the sequences on the worker.
     held_tokens: int = 0
     # Tokens of this request that the worker's prefix cache probably holds.

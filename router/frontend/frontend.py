@@ -147,6 +147,7 @@ class Frontend:
             model=resumed_model(request),
             traceparent=traceparent,
             cache_salt=request.cache_salt,
+            slo=request.slo,
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:

@@ -19,7 +19,7 @@ from kvrelay.sampling_limits import (
 )
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
-from kvrelay.types.requests import SamplingParams
+from kvrelay.types.requests import SamplingParams, Slo
 from kvrelay.types.workers import ModelVersion
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
@@ -29,6 +29,7 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_CACHE_SALT = 256  # characters
+MAX_SLO_MS = 1e9
 DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
 
 
@@ -52,6 +53,7 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
     _check_sampling(request.sampling, card)
     if request.cache_salt is not None:
         _check_cache_salt(request.cache_salt)
+    _check_slo(request.slo)
     if not -INT32 - 1 <= request.priority <= INT32:
         raise _bad("priority", request.priority, "a 32-bit integer")
 
@@ -90,6 +92,13 @@ def _check_cache_salt(cache_salt: str) -> None:
             field="cache_salt",
         )
     check_text("cache_salt", cache_salt)
+
+
+def _check_slo(slo: Slo) -> None:
+    for name in ("ttft_ms", "itl_ms"):
+        value = getattr(slo, name)
+        if value is not None and not 0 < value <= MAX_SLO_MS:
+            raise _bad(f"slo.{name}", value, f"a number above 0 and at most {MAX_SLO_MS:g}")
 
 
 def check_model(model: str, card: ModelCard) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvrelay.errors import Code
+from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions, pb, request_to_proto
 
 PROMPT = (10, 11, 12)
@@ -191,6 +192,20 @@ ROWS = (
         )
     ),
     http("a cache_salt that is no text", "cache_salt", {"cache_salt": 7}),
+    http("an slo that is no object", "slo", {"slo": 500}),
+    *(
+        row
+        for name in ("ttft_ms", "itl_ms")
+        for value in (0.0, -5.0, 1e10)
+        for row in (
+            http(f"slo.{name} of {value:g}", f"slo.{name}", {"slo": {name: value}}),
+            grpc(
+                f"slo.{name} of {value:g}", f"slo.{name}", replace(GOOD, slo=Slo(**{name: value}))
+            ),
+        )
+    ),
+    grpc("an slo that is no number", "slo.itl_ms", replace(GOOD, slo=Slo(itl_ms=float("nan")))),
+    http("an slo of text", "slo.ttft_ms", {"slo": {"ttft_ms": "500"}}),
     grpc("unknown model", "model", replace(GOOD, model="gpt-9"), UNKNOWN),
     http("model that is no text", "model", {"model": ["demo"]}),
     # JSON

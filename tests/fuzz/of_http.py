@@ -46,6 +46,7 @@ _COMPLETION = {
     "min_tokens": 1,
     "priority": 0,
     "cache_salt": "s",
+    "slo": {"ttft_ms": 500, "itl_ms": 50.5},
 }
 _CHAT = {
     "messages": [

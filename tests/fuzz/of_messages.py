@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from kvrelay.client.answer import Answer
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
-from kvrelay.types.requests import TokenLogprobs, Usage
+from kvrelay.types.requests import Slo, TokenLogprobs, Usage
 from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
 from router.api.grpc.admin import ClusterService
@@ -45,7 +45,12 @@ _REQUESTS = [
         GenerateRequest("r", "demo", "Once upon a time", sampling=_SAMPLING),
         GenerateRequest(messages=(("user", "hello"),), sampling=_SAMPLING),
         GenerateRequest(
-            token_ids=(10, 11, 12), sampling=_SAMPLING, priority=1, resume=(20,), cache_salt="s"
+            token_ids=(10, 11, 12),
+            sampling=_SAMPLING,
+            priority=1,
+            resume=(20,),
+            cache_salt="s",
+            slo=Slo(500, 50.5),
         ),
     )
 ]

@@ -143,6 +143,17 @@ class Message(TypedDict):
 Messages = Annotated[list[Message], _at_most(validation.MAX_MESSAGES, least=1)]
 
 
+def _milliseconds(says: str) -> Any:
+    return Field(gt=0, le=validation.MAX_SLO_MS, allow_inf_nan=False, description=says)
+
+
+class SloOptions(TypedDict):
+    """Latencies to aim for, in milliseconds."""
+
+    ttft_ms: NotRequired[Annotated[float | None, _milliseconds("Time to first token.")]]
+    itl_ms: NotRequired[Annotated[float | None, _milliseconds("Time between two tokens.")]]
+
+
 class StreamOptions(TypedDict):
     """What a stream reports besides the answer."""
 
@@ -211,6 +222,11 @@ class _Generation(_Request):
         description="Requests share cached prompts only with requests of the same tenant and salt. "
         "Use a random, secret salt to keep other users from learning about earlier prompts from "
         "cached_tokens or from the time to the first token.",
+    )
+    slo: SloOptions | None = Field(
+        None,
+        description="Latencies that the router aims for when it chooses the workers. The "
+        "cluster's, where left out.",
     )
     return_token_ids: bool | None = _flag("Choices carry token_ids.")
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
 from kvrelay.sampling_limits import MAX_SEED
+from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.api.http.json_parser import json_steps
 from router.api.http.request_models import (
@@ -221,6 +222,7 @@ def _completion(
                 sampling=options,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                slo=Slo(**body.slo or {}),
                 **sources[prompt],
             )
         )

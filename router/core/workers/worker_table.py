@@ -353,6 +353,7 @@ class Workers:
                     prompt_rate=rate,
                     streams=worker.sequences - len(worker.prompts),
                     step_s=info.load.decode_step_s,
+                    itl_s=info.load.decode_itl_s,
                     held_tokens=worker.held_tokens,
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,

@@ -6,6 +6,7 @@ import pytest
 
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import SamplingOptions
 
 
@@ -43,6 +44,7 @@ def test_every_option_finds_its_place() -> None:
         priority=-1,
         resume=[5],
         cache_salt="mine alone",
+        slo={"ttft_ms": 500},
         system_fingerprint="fp_a.b",
     )
     assert options.keys() | {"token_ids"} == GenerateOptions.__annotations__.keys()
@@ -55,6 +57,7 @@ def test_every_option_finds_its_place() -> None:
         (5,),
     )
     assert request.cache_salt == "mine alone"
+    assert request.slo == Slo(ttft_ms=500)
     assert request.sampling == SamplingOptions(
         3, 0.5, 4, 0.9, 0.1, 11, ("END",), (2,), True, 1, 0.1, 0.2, 1.1, ((3, -1.0), (7, 1.0)), 0
     )

@@ -26,13 +26,13 @@ def seconds_of(decoding: bool, prompt_tokens: int, step_s: float, token_s: float
 def test_steps_take_the_itl_or_the_least_or_the_most(
     step_s: float, token_s: float, more: float
 ) -> None:
-    budget = ChunkBudget(MOST, LEAST, ITL_S)
-    assert budget.tokens(decoding=True) == LEAST, "nothing is known yet"
+    budget = ChunkBudget(MOST, LEAST)
+    assert budget.tokens(ITL_S) == LEAST, "nothing is known yet"
     budget.ended(True, 0, step_s)
     # The batch grows or shrinks while prompts share all its steps.
     for cost in (step_s, step_s * more):
         for _ in range(400):
-            tokens = budget.tokens(decoding=True)
+            tokens = budget.tokens(ITL_S)
             budget.ended(True, tokens, seconds_of(True, tokens, cost, token_s))
         seconds = seconds_of(True, tokens, cost, token_s)
         if tokens == LEAST:
@@ -43,21 +43,21 @@ def test_steps_take_the_itl_or_the_least_or_the_most(
 
 
 def test_prompts_alone_take_whole_chunks() -> None:
-    budget = ChunkBudget(MOST, LEAST, ITL_S)
+    budget = ChunkBudget(MOST, LEAST)
     budget.ended(True, 0, 0.09)
     budget.ended(False, MOST, 10.0)
-    assert budget.tokens(decoding=False) == MOST
-    assert budget.tokens(decoding=True) == LEAST
+    assert budget.tokens(None) == MOST
+    assert budget.tokens(ITL_S) == LEAST
 
 
 def test_without_an_slo_chunks_are_whole() -> None:
-    budget = ChunkBudget(MOST, LEAST, None)
+    budget = ChunkBudget(MOST, LEAST)
     budget.ended(True, 0, 10.0)
-    assert budget.tokens(decoding=True) == MOST
+    assert budget.tokens(None) == MOST
 
 
 def test_the_costs_are_those_of_the_steps() -> None:
-    budget = ChunkBudget(MOST, LEAST, ITL_S)
+    budget = ChunkBudget(MOST, LEAST)
     assert (budget.step_s, budget.tokens_per_second) == (0.0, 0.0)
     for _ in range(50):
         budget.ended(True, 0, 0.02)
@@ -67,10 +67,9 @@ def test_the_costs_are_those_of_the_steps() -> None:
     assert budget.tokens_per_second == pytest.approx(2000)
 
 
-def sequence(name: str, num_tokens: int, arrived: float) -> Sequence:
-    spec = SequenceSpec(
-        name, 0, tuple(range(num_tokens)), num_tokens, SamplingParams(seed=0, max_tokens=10_000)
-    )
+def sequence(name: str, num_tokens: int, arrived: float, itl_s: float | None = None) -> Sequence:
+    sampling = SamplingParams(seed=0, max_tokens=10_000)
+    spec = SequenceSpec(name, 0, tuple(range(num_tokens)), num_tokens, sampling, itl_s=itl_s)
     return Sequence(spec, arrived, BlockHasher(BLOCK))
 
 
@@ -97,3 +96,21 @@ def test_a_prompt_leaves_the_answers_their_itl() -> None:
     scheduler.add(sequence("long", 5000, arrived=9.0))
     chunks = [work.num_tokens for _ in range(40) for work in run(scheduler) if work.num_tokens > 1]
     assert all(55 <= chunk <= 60 for chunk in chunks), "90 ms without 30 ms for the answers"
+
+
+@pytest.mark.parametrize("configured", [ITL_S, None])
+@pytest.mark.parametrize(("asked", "chunk"), [(0.07, 33), (0.2, 150), (1e-9, LEAST)])
+def test_the_answer_that_asks_for_the_smallest_itl_bounds_the_chunks(
+    configured: float | None, asked: float, chunk: int
+) -> None:
+    """Down to a least chunk, so that no answer keeps the prompts of others from running."""
+    scheduler = DecodeScheduler(KvCache(4096, BLOCK), chunk_tokens=MOST, itl_s=configured)
+    for number in range(3):
+        scheduler.add(sequence(f"answer{number}", 8, number, itl_s=asked if number < 2 else 0.5))
+    for _ in range(10):
+        run(scheduler)
+    assert scheduler.itl_s == asked
+    scheduler.add(sequence("long", 2500, arrived=9.0, itl_s=1e-9))
+    chunks = [work.num_tokens for _ in range(10) for work in run(scheduler) if work.num_tokens > 1]
+    assert chunks
+    assert all(chunk - 2 <= one <= chunk for one in chunks)

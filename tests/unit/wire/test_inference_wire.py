@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import Attempt, Handoff, Ledger, SamplingParams, TokenLogprobs, Usage
+from kvrelay.types.requests import (
+    Attempt,
+    Handoff,
+    Ledger,
+    SamplingParams,
+    Slo,
+    TokenLogprobs,
+    Usage,
+)
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire import inference as wire
 
@@ -59,6 +67,7 @@ REQUESTS = st.builds(
     priority=INT32,
     resume=TOKENS,
     cache_salt=st.none() | TEXT,
+    slo=st.builds(Slo, st.none() | NUMBER, st.none() | NUMBER),
 )
 LOGPROBS = st.builds(
     TokenLogprobs, NUMBER, st.lists(st.tuples(INT32, NUMBER), max_size=3).map(tuple)

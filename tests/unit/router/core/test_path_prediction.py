@@ -12,6 +12,7 @@ from support.router_cluster import VirtualCluster
 
 from kvrelay.config.schema import ClusterConfig, RouterConfig
 from kvrelay.tenants import ANONYMOUS, Tenant
+from kvrelay.types.requests import Slo
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.path_prediction import Outlook, outlook_of
 from router.core.worker_view import WorkerView
@@ -154,6 +155,7 @@ DECODERS = st.builds(
     prompt_rate=st.just(0.0) | RATES,
     streams=st.integers(0, 3),
     step_s=st.floats(0, 0.12),
+    itl_s=st.just(0.0) | st.floats(0.01, 0.2),
 )
 
 
@@ -175,18 +177,46 @@ def test_help_is_a_last_resort_that_costs_no_answer_its_itl(
     (helper,) = (one for one in decoders if one.worker_id == decision.decode)
     assert helper.takes_prompt
     assert not helper.full
-    assert not helper.streams or helper.step_s < outlook.itl_s
+    assert not helper.streams or helper.step_s < (helper.itl_s or outlook.itl_s)
     for one in prefillers:
         alone = outlook.waited_s + (one.queued_tokens + num_tokens) / one.prompt_rate
         assert outlook.tokens_ahead or alone > outlook.ttft_s
 
 
-def test_the_outlook_is_that_of_the_configuration() -> None:
-    config = ClusterConfig.model_validate(
-        {"slo": {"ttft_ms": 500, "itl_ms": 20}, "decode": {"chunk_tokens": 1024}}
-    )
-    assert outlook_of(config, 0.25, 70) == Outlook(0.5, 0.02, 1024, 128, 0.25, 70)
-    assert outlook_of(ClusterConfig.model_validate({"slo": None}), 0.25, 70) is None
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        (replace(DECODE, streams=4, step_s=0.05, itl_s=0.06), "disaggregated"),
+        (replace(DECODE, streams=4, step_s=0.05, itl_s=0.1), "local"),
+        (replace(DECODE, streams=4, step_s=0.15, itl_s=0.3), "local"),
+    ],
+    ids=["strict", "as configured", "loose"],
+)
+def test_running_answers_may_ask_for_their_own_itl(decode: WorkerView, expected: str) -> None:
+    assert path(decide(replace(PREFILL, queued_tokens=9000), decode)) == expected
+
+
+COMMON = {"slo": {"ttft_ms": 500, "itl_ms": 20}, "decode": {"chunk_tokens": 1024}}
+
+
+@pytest.mark.parametrize(
+    ("config", "slo", "ttft_s", "itl_s"),
+    [
+        (COMMON, Slo(), 0.5, 0.02),
+        (COMMON, Slo(ttft_ms=50, itl_ms=1), 0.05, 0.02),
+        ({**COMMON, "slo": None}, Slo(ttft_ms=50), 0.05, float("inf")),
+    ],
+)
+def test_the_outlook_is_that_of_the_request_and_of_the_configuration(
+    config: dict[str, object], slo: Slo, ttft_s: float, itl_s: float
+) -> None:
+    outlook = outlook_of(ClusterConfig.model_validate(config), slo, 0.25, 70)
+    assert outlook == Outlook(ttft_s, itl_s, 1024, 128, 0.25, 70)
+
+
+def test_without_any_ttft_the_threshold_decides() -> None:
+    config = ClusterConfig.model_validate({"slo": None})
+    assert outlook_of(config, Slo(itl_ms=5), 0.25, 70) is None
 
 
 def ttft_of(slo: dict[str, float] | None) -> list[float]:

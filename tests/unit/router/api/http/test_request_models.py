@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
+from kvrelay.types.requests import Slo
 from router.api.http.requests import (
     object_steps,
     parse_chat,
@@ -98,6 +99,7 @@ def test_completion_in_full() -> None:
             "repetition_penalty": 1.1, "stop_token_ids": [4], "return_token_ids": True,
             "priority": 2,
             "request_id": "mine", "cache_salt": "a user's",
+            "slo": {"ttft_ms": 500, "itl_ms": None, "other": 1},
         }
     )  # fmt: skip
     (request,) = completion.requests
@@ -113,6 +115,7 @@ def test_completion_in_full() -> None:
         "mine",
     )
     assert request.cache_salt == "a user's"
+    assert request.slo == Slo(ttft_ms=500)
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (
         5,
