@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-from kvrelay.prompt_rate import PromptRate, chunk_within
+from kvrelay.prompt_rate import PromptRate
 
-# Chunks over which the rate is averaged. It follows the context of a prompt.
-_AVERAGED_CHUNKS = 4
+# Part of the ITL that a step may take. The rest is for the way to the client.
+_STEP_SHARE = 0.9
 # Weight of a new step in the average of the steps without prompts.
 _NEW = 0.2
+# A step corrects the budget of the next one by at most this factor, so that one odd step has little
+# effect.
+_MOST_CHANGE = 2.0
 
 
 class ChunkBudget:
-    """Learns what steps cost, and bounds the prompt tokens of a step so that the sequences that
-    decode in it keep their ITL.
+    """Bounds the prompt tokens of a step so that the sequences that decode in it keep their ITL.
+
+    The first step with prompts gets what the steps without prompts have left. Each further one is
+    corrected by the time that the last one took, so the budget follows batch and context without a
+    model of their costs.
     """
 
     def __init__(self, most: int, least: int) -> None:
-        """most, least: bounds of the prompt tokens of a step."""
+        """most, least: bounds of the prompt tokens of a step that also decodes."""
         self._most = most
         self._least = least
-        self._rate = PromptRate(_AVERAGED_CHUNKS * most)
+        self._rate = PromptRate(least)
         # Seconds of a step without prompts; 0 before the first.
-        self.step_s = 0.0
+        self._step_s = 0.0
+        # Budget of the last step.
+        self._given = least
+        # Prompt tokens and seconds of the last step, if sequences also decoded in it; else None.
+        self._mixed: tuple[int, float] | None = None
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Rate of prompt tokens in the time that they add to steps; 0 before the first prompt."""
-        return self._rate.per_second
-
-    def ended(self, decoding: bool, prompt_tokens: int, seconds: float) -> None:
-        """Records a step. decoding: whether sequences decoded in it."""
-        if prompt_tokens:
-            alone = self.step_s if decoding else 0.0
-            self._rate.add(prompt_tokens, max(0.0, seconds - alone))
-        # Without the prompts, the step would not have taken longer.
-        if decoding and (not prompt_tokens or seconds < self.step_s):
-            self.step_s += (_NEW if self.step_s else 1.0) * (seconds - self.step_s)
-
-    def tokens(self, itl_s: float | None) -> int:
+    def tokens(self, itl_s: float | None, now: float) -> int:
         """Returns the most prompt tokens of the next step. itl_s: the smallest ITL in seconds that
-        the sequences that decode in it ask for; None if none asks.
+        the sequences that decode in it ask for; None if none decodes or asks.
         """
         if itl_s is None:
             return self._most
-        within = chunk_within(self._most, itl_s, self.step_s, self.tokens_per_second)
-        return max(self._least, within)
+        within = int(min(self._most, self._within(_STEP_SHARE * itl_s, now)))
+        self._given = max(self._least, within)
+        return self._given
+
+    def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
+        """Records a step. decoding: whether sequences decoded in it."""
+        if not prompt_tokens:
+            if decoding:
+                self._step_s += (_NEW if self._step_s else 1.0) * (seconds - self._step_s)
+            self._mixed = None
+        elif not decoding:
+            self._rate.add(prompt_tokens, seconds, now)
+            self._mixed = None
+        else:
+            if self._mixed is None:
+                self._rate.add(prompt_tokens, seconds - self._step_s, now)
+            self._mixed = prompt_tokens, seconds
+
+    def tokens_per_second(self, itl_s: float | None, now: float) -> float | None:
+        """Returns the rate at which a prompt would be computed now: 0 if the answers leave no time
+        within their ITL, None if unknown. `itl_s` as for `tokens`.
+        """
+        if self._mixed is not None and self._mixed[0] >= self._least:
+            tokens, seconds = self._mixed
+            late = itl_s is not None and tokens <= self._least and seconds > itl_s
+            return 0.0 if late else tokens / seconds
+        rate = self._rate.per_second(now)
+        if itl_s is None:
+            return rate
+        aim_s = _STEP_SHARE * itl_s
+        if self._step_s >= aim_s:
+            return 0.0
+        if rate is None:
+            return None
+        within = min(self._most, (aim_s - self._step_s) * rate)
+        return within / (self._step_s + within / rate) if within >= self._least else 0.0
+
+    def _within(self, aim_s: float, now: float) -> float:
+        if self._mixed is None:
+            return (aim_s - self._step_s) * (self._rate.per_second(now) or 0.0)
+        tokens, seconds = self._mixed
+        change = min(_MOST_CHANGE, aim_s / seconds) if seconds > 0 else _MOST_CHANGE
+        if change > 1 and tokens < self._given:
+            # The prompts were shorter than the budget, so it was not tried out.
+            return self._given
+        return tokens * max(1 / _MOST_CHANGE, change)

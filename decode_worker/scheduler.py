@@ -9,7 +9,6 @@ from decode_worker.chunk_budget import ChunkBudget
 from decode_worker.drafter import Drafter
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.prompt_rate import least_chunk
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
 
@@ -40,12 +39,13 @@ class DecodeScheduler(Scheduler):
         drafter: Drafter | None = None,
         itl_s: float | None = None,
     ) -> None:
-        """itl_s: the ITL in seconds that prompts should leave to decoding sequences that ask for
-        none themselves; None for no such aim.
+        """itl_s: the least ITL in seconds that prompts leave to decoding sequences; None for no
+        such aim.
         """
         super().__init__(cache, chunk_tokens)
         self._drafter = drafter
-        least = least_chunk(chunk_tokens, cache.block_size)
+        # Fewer prompt tokens would not be worth the fixed cost of a step.
+        least = min(chunk_tokens, max(cache.block_size, chunk_tokens // 8))
         self.chunk_budget = ChunkBudget(chunk_tokens, least)
         self._itl_s = itl_s
         # Oldest first, like _waiting.
@@ -70,10 +70,16 @@ class DecodeScheduler(Scheduler):
 
     @property
     def itl_s(self) -> float | None:
-        """The smallest ITL in seconds that the decoding sequences ask for; None if none asks."""
+        """The smallest ITL in seconds that the decoding sequences ask for; None if none decodes, or
+        without such an aim.
+
+        A sequence that asks for less than the configured ITL would slow the prompts of others.
+        """
+        least = self._itl_s
+        if least is None:
+            return None
         decoding = (one.spec.itl_s for one in self._active if one.uncomputed == 1)
-        asked = (self._itl_s if own is None else own for own in decoding)
-        return min((itl_s for itl_s in asked if itl_s is not None), default=None)
+        return min((max(least, own or 0.0) for own in decoding), default=None)
 
     def blocks_awaited(self, priority: int) -> int:
         """The blocks with which the oldest waiting sequence of this urgency or a higher one can
@@ -112,7 +118,7 @@ class DecodeScheduler(Scheduler):
                 prompts.append(sequence)
         if not prompts and not self._waiting:
             return batch
-        budget = self.chunk_budget.tokens(self.itl_s)
+        budget = self.chunk_budget.tokens(self.itl_s, now)
         may_start = True
         for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
             if not budget:
@@ -132,11 +138,11 @@ class DecodeScheduler(Scheduler):
                 sequence.passes(now)
         return batch
 
-    def ran(self, batch: list[Work], seconds: float) -> None:
+    def ran(self, batch: list[Work], seconds: float, now: float) -> None:
         """Learns from the time of a step how many prompt tokens fit into the next."""
         prompt_tokens = sum(work.num_tokens for work in batch if work.num_tokens > 1)
         decoding = any(work.num_tokens == 1 for work in batch)
-        self.chunk_budget.ended(decoding, prompt_tokens, seconds)
+        self.chunk_budget.ended(decoding, prompt_tokens, seconds, now)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Its blocks are released now, or at the end of the running step."""

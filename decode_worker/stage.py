@@ -114,9 +114,9 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
-            decode_step_s=self.scheduler.chunk_budget.step_s,
-            prompt_tokens_per_second=self.scheduler.chunk_budget.tokens_per_second,
-            decode_itl_s=self.scheduler.itl_s or 0.0,
+            prompt_tokens_per_second=self.scheduler.chunk_budget.tokens_per_second(
+                self.scheduler.itl_s, self._context.clock.now()
+            ),
         )
 
     def _busy_share(self, blocks: float) -> float:

@@ -1,46 +1,37 @@
-"""How fast a worker computes prompts, and how much of a prompt fits beside a decode batch."""
+"""How fast a worker computes prompts."""
 
 from __future__ import annotations
 
-# Part of the ITL that a step may take. The rest is for the way to the client.
-STEP_SHARE = 0.9
+from collections import deque
+from statistics import median
+
+# A measurement counts for this time, in seconds. Without new ones the rate becomes unknown, so a
+# wrong one keeps no prompts away for long.
+WINDOW_S = 30.0
+# Measurements that count. A single odd one among them changes nothing.
+_MOST = 15
 
 
 class PromptRate:
-    """The rate of a worker in prompt tokens per second, over its recent prompts.
-
-    Prompts that share steps overlap. Their times must be given without the overlap.
+    """The rate of a worker in prompt tokens per second: the median of its recent steps. Pure: the
+    time is an argument, in monotonic seconds.
     """
 
-    def __init__(self, averaged_tokens: int = 8192) -> None:
-        """averaged_tokens: the most recent tokens, over which the rate is averaged."""
-        self._averaged_tokens = averaged_tokens
-        self._tokens = 0.0
-        self._seconds = 0.0
+    def __init__(self, least_tokens: int) -> None:
+        """least_tokens: steps with fewer prompt tokens do not count, since most of their time is
+        the fixed cost of a step.
+        """
+        self._least_tokens = least_tokens
+        # (end of the step, rate)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_MOST)
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Adds computed tokens of prompts and the time that they took."""
-        kept = max(0.0, 1 - tokens / self._averaged_tokens)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + seconds
+    def add(self, tokens: int, seconds: float, now: float) -> None:
+        """Adds a step of `tokens` prompt tokens, which took `seconds`."""
+        if tokens >= self._least_tokens and seconds > 0:
+            self._steps.append((now, tokens / seconds))
 
-    @property
-    def per_second(self) -> float:
-        """Tokens per second; 0 before the first measurement."""
-        return self._tokens / self._seconds if self._seconds > 0 else 0.0
-
-
-def least_chunk(chunk_tokens: int, block_size: int) -> int:
-    """Returns the fewest prompt tokens of a step with prompts. Fewer would not be worth the step's
-    fixed cost.
-    """
-    return min(chunk_tokens, max(block_size, chunk_tokens // 8))
-
-
-def chunk_within(most: int, itl_s: float, step_s: float, tokens_per_second: float) -> int:
-    """Returns the prompt tokens, at most `most`, that a step can compute within the ITL, beside a
-    decode batch that takes `step_s` alone. 0 if the batch leaves no time.
-    """
-    if not tokens_per_second:
-        return 0
-    return int(max(0.0, min(most, (STEP_SHARE * itl_s - step_s) * tokens_per_second)))
+    def per_second(self, now: float) -> float | None:
+        """Returns the tokens per second; None if no recent step had enough prompt tokens."""
+        while self._steps and self._steps[0][0] <= now - WINDOW_S:
+            self._steps.popleft()
+        return median(rate for _, rate in self._steps) if self._steps else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.prompt_rate import PromptRate
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
 
@@ -27,6 +28,7 @@ class PrefillScheduler(Scheduler):
         self._sequences: list[Sequence] = []
         # The sequence that found no room, with the blocks at that time.
         self._no_room: tuple[Sequence, int, int] | None = None
+        self.prompt_rate = PromptRate(chunk_tokens // 4)
 
     def __len__(self) -> int:
         """Number of sequences, started or waiting."""
@@ -66,6 +68,10 @@ class PrefillScheduler(Scheduler):
             if not sequence.in_flight:
                 sequence.passes(now)
         return batch
+
+    def ran(self, batch: list[Work], seconds: float, now: float) -> None:
+        """Measures the rate."""
+        self.prompt_rate.add(sum(work.num_tokens for work in batch), seconds, now)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Its blocks are released now, or at the end of the running step."""

@@ -198,10 +198,12 @@ class PrefillStage(Stage):
     def load(self) -> StageLoad:
         """The current counts. Pushes that are being cancelled count as running."""
         waiting = tuple(sequence for sequence in self.scheduler if sequence.started is None)
+        now = self._context.clock.now()
         return StageLoad(
             running=len(self._relays) + self._letting_go - len(waiting),
             waiting=waiting,
-            busy_share=self._context.engine.busy.share(self._context.clock.now()),
+            busy_share=self._context.engine.busy.share(now),
+            prompt_tokens_per_second=self.scheduler.prompt_rate.per_second(now),
         )
 
     async def _commit(self, relay: Relay, first_token: int, prefill_done_at: float) -> None:

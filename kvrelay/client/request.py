@@ -52,7 +52,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int | None
     resume: Sequence[int] | None
     cache_salt: str | None
-    # Latencies to aim for, in milliseconds: ttft_ms and itl_ms.
+    # Latencies to aim for in milliseconds, if larger than the cluster's: ttft_ms and itl_ms.
     slo: Slo | Mapping[str, float] | None
     # Fingerprint of the model that gave the tokens in `resume`.
     system_fingerprint: str | None

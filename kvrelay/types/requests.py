@@ -48,7 +48,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latencies that a request asks for, in milliseconds; None: the cluster's."""
+    """Latencies that a request asks for, in milliseconds. Only values larger than the cluster's
+    count.
+    """
 
     # Time to first token.
     ttft_ms: float | None = None

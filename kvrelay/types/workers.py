@@ -49,12 +49,9 @@ class WorkerLoad:
     busy_share: float = 0.0
     # Part of blocks_held: blocks for prompts whose KV has not arrived yet.
     blocks_leased: int = 0
-    # Seconds of a decode worker's step without prompts; 0 if unknown.
-    decode_step_s: float = 0.0
-    # A decode worker's rate in the time that prompts add to its steps; 0 if unknown.
-    prompt_tokens_per_second: float = 0.0
-    # Smallest time between two tokens that a decode worker's sequences ask for; 0 if none asks.
-    decode_itl_s: float = 0.0
+    # Rate at which a prompt would be computed now: 0 if the answers of a decode worker leave no
+    # time within their ITL, None if unknown.
+    prompt_tokens_per_second: float | None = None
 
     @property
     def empty(self) -> bool:

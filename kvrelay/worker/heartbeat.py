@@ -84,7 +84,5 @@ class Heartbeat:
             step_age_s=self._context.engine.watch.age_s,
             busy_share=stage.busy_share,
             blocks_leased=stage.blocks_leased,
-            decode_step_s=stage.decode_step_s,
-            decode_itl_s=stage.decode_itl_s,
             prompt_tokens_per_second=stage.prompt_tokens_per_second,
         )

@@ -30,9 +30,9 @@ class Scheduler(ABC):
     def next(self, now: float) -> list[Work]:
         """The work of the next step; empty if nothing can run."""
 
-    def ran(self, batch: list[Work], seconds: float) -> None:
-        """Called with the time that a step took."""
-        return
+    @abstractmethod
+    def ran(self, batch: list[Work], seconds: float, now: float) -> None:
+        """Takes in the time that a step took, in seconds, at its end."""
 
     def complete(self, batch: list[Work]) -> None:
         """Takes in a finished step. Sequences that were removed during the step release their

@@ -29,12 +29,8 @@ class StageLoad:
     leases: int = 0
     blocks_leased: int = 0
     preemptions: int = 0
-    # Seconds of a step without prompts; 0 if unknown.
-    decode_step_s: float = 0.0
-    # Rate in the time that prompts add to steps; 0 if unknown.
-    prompt_tokens_per_second: float = 0.0
-    # Smallest time between two tokens that the sequences ask for; 0 if none asks.
-    decode_itl_s: float = 0.0
+    # Rate at which a prompt would be computed now: 0 if answers leave no time, None if unknown.
+    prompt_tokens_per_second: float | None = None
 
 
 class Stage(ABC):

@@ -28,7 +28,7 @@ from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.model_versions import check_model, model_gone_error, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
-from router.core.path_prediction import outlook_of
+from router.core.path_prediction import Outlook, outlook_of
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
 from router.core.queueing.preemption import Preemption
@@ -430,7 +430,10 @@ class Dispatcher:
                 text = "its turn has come so late that it would not be through by its deadline"
                 effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
-            decision = self._decide(entry, broken, now, gate.tokens)
+            tenant = entry.life.request.tenant.name
+            # A tenant's prompts take the decode workers' help in order of arrival.
+            outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)
+            decision = self._decide(entry, broken, now, outlook)
             model = entry.life.model
             if (
                 isinstance(decision, Wait)
@@ -439,7 +442,7 @@ class Dispatcher:
             ):
                 without_room.add(model)
                 continue
-            if gate.holds(entry.life.request.tenant.name, entry.life.num_tokens, decision):
+            if gate.holds(tenant, decision):
                 self._queue.defer(ticket)
                 continue
             if isinstance(decision, Wait):
@@ -465,7 +468,7 @@ class Dispatcher:
         entry: Entry,
         broken: frozenset[tuple[str, str]],
         now: float,
-        tokens_ahead: int,
+        outlook: Outlook | None = None,
     ) -> Assignment | Wait:
         life = entry.life
         return assign(
@@ -475,8 +478,20 @@ class Dispatcher:
             self._config.router,
             broken,
             life.model,
-            outlook_of(self._config, life.request.slo, now - life.request.arrival, tokens_ahead),
+            outlook,
         )
+
+    def _outlook(self, entry: Entry, now: float) -> Outlook | None:
+        """Returns the outlook of a waiting request without tokens; None for another.
+
+        The prompts that wait behind it count too: if they would be late, one of them has to take
+        the other path, and the oldest goes first.
+        """
+        if entry.begun is not None:
+            return None
+        request = entry.life.request
+        ahead = self._queue.deferred_beside(entry.ticket, entry.share)
+        return outlook_of(self._config.slo, request.slo, now - request.arrival, ahead)
 
     def _overtakes(self, entry: Entry, now: float) -> bool:
         """Whether a new request can run at once, since those in the queue wait for prefill workers
@@ -484,9 +499,7 @@ class Dispatcher:
         """
         if not self._wait.for_prefill or entry.share.capped:
             return False
-        decision = self._decide(
-            entry, self._workers.link_health.broken(now), now, self._queue.deferred[1]
-        )
+        decision = self._decide(entry, self._workers.link_health.broken(now), now)
         return isinstance(decision, Assignment) and not decision.prefill
 
     def _must_pause(self, request_id: str, now: float) -> bool:

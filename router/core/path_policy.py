@@ -11,7 +11,14 @@ from kvrelay.messages import PrefixSource
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path
 from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion
-from router.core.path_prediction import Better, Outlook, better_than_delaying, better_than_waiting
+from router.core.path_prediction import (
+    Better,
+    Outlook,
+    better_than_delaying,
+    better_than_waiting,
+    mean_prompt_rate,
+    prompt_seconds,
+)
 from router.core.worker_view import WorkerView
 
 Reason = Literal[
@@ -124,14 +131,18 @@ def assign(
             )
         return _local(decode, num_tokens, "no_prefill_worker", why)
     elif outlook is not None:
-        helpers = [one for one in decoders if one.worker_id not in avoid]
+        helpers = [
+            one
+            for one in decoders
+            if one.worker_id not in avoid and one.model.is_same(decode.model)
+        ]
         better = better_than_waiting(helpers, prefillers, num_tokens, outlook)
         if better is not None and better.helper is not None:
             why = f"{better.helper.worker_id} prefills it within slo.itl_ms, because prefill "
             why += "workers are predicted to miss slo.ttft_ms"
             return _local(better.helper, num_tokens, "slo_ttft", why, _figures(better))
 
-    prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))
+    prefill = _choose(prefillers, avoid, _prefill_cost(config.policy, prefillers, num_tokens))
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
     reason, why, load = _explain(prefill, num_tokens, config.policy)
@@ -202,7 +213,7 @@ def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource 
     return PrefixSource(best.worker_id, best.address, best.cached_tokens)
 
 
-Cost = Callable[[WorkerView], int]
+Cost = Callable[[WorkerView], float]
 
 
 def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) -> WorkerView | None:
@@ -214,15 +225,21 @@ def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) ->
     return min(candidates, key=lambda one: (cost(one), one.last_assigned), default=None)
 
 
-# Costs in tokens: for prefill, tokens to compute before this request's first token; for decode,
-# tokens to read in each step.
-_PREFILL_COST: dict[PolicyName, Callable[[int], Cost]] = {
-    "round_robin": lambda _num_tokens: lambda _worker: 0,
-    "least_loaded": lambda _num_tokens: lambda worker: worker.queued_tokens,
-    "kv_aware": lambda num_tokens: (
-        lambda worker: worker.queued_tokens + num_tokens - worker.cached_tokens
-    ),
-}
+def _prefill_cost(policy: PolicyName, prefillers: Sequence[WorkerView], num_tokens: int) -> Cost:
+    """Cost in seconds until the worker has computed the prompt, or in tokens while no rate is
+    known.
+    """
+    mean = mean_prompt_rate(prefillers) or 1.0
+    match policy:
+        case "round_robin":
+            return lambda _worker: 0
+        case "least_loaded":
+            return lambda worker: worker.queued_tokens / (worker.prompt_rate or mean)
+        case "kv_aware":
+            return lambda worker: prompt_seconds(worker, num_tokens, mean)
+
+
+# Costs in tokens that are read in each step.
 _DECODE_COST: dict[PolicyName, Callable[[int], Cost]] = {
     "round_robin": lambda _num_tokens: lambda _worker: 0,
     "least_loaded": lambda _num_tokens: lambda worker: worker.held_tokens,

@@ -1,20 +1,19 @@
-"""Prediction of a request's TTFT, and of what its prompt does to running answers, on either path.
-Pure.
-"""
+"""Prediction of a request's TTFT on either path. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvrelay.config.schema import ClusterConfig
-from kvrelay.prompt_rate import chunk_within, least_chunk
+from kvrelay.config.schema import SloConfig
 from kvrelay.types.requests import Slo
 from router.core.worker_view import WorkerView
 
 # A path that misses the TTFT too has to be shorter by this factor, since predictions are inexact.
 _CLEARLY = 0.8
+# An unmeasured decode worker counts as slower than the prefill workers by this factor, since
+# answers take a part of its time.
+_UNMEASURED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +21,24 @@ class Outlook:
     """What the SLO asks for a request, and what is ahead of the request."""
 
     ttft_s: float
-    # Of answers on a worker that reports no other.
-    itl_s: float
-    # Most and fewest prompt tokens of a decode worker's step.
-    chunk_tokens: int
-    least_chunk: int
     # Time since the request's arrival.
     waited_s: float = 0.0
-    # Tokens of the prompts that wait for a prefill worker and come before.
+    # Tokens that the prefill pool computes before, of prompts that have no prefill worker yet.
     tokens_ahead: int = 0
 
 
 def outlook_of(
-    config: ClusterConfig, slo: Slo, waited_s: float, tokens_ahead: int
+    common: SloConfig | None, slo: Slo, waited_s: float, tokens_ahead: int
 ) -> Outlook | None:
-    """Returns what a request's own SLO asks, completed from the configured one; None if neither has
-    a TTFT.
+    """Returns the outlook of a request with its own `slo`; None without a common one.
+
+    A request may ask for a longer TTFT than the common one. A shorter one would take the decode
+    workers' time from other requests.
     """
-    common, chunk_tokens = config.slo, config.decode.chunk_tokens
-    if slo.ttft_ms is not None:
-        ttft_s = slo.ttft_ms / 1000
-    elif common is not None:
-        ttft_s = common.ttft_s
-    else:
+    if common is None:
         return None
-    itl_s = math.inf if common is None else common.itl_s
-    least = least_chunk(chunk_tokens, config.pool_kv("decode").block_size)
-    return Outlook(ttft_s, itl_s, chunk_tokens, least, waited_s, tokens_ahead)
+    ttft_s = max(common.ttft_s, (slo.ttft_ms or 0.0) / 1000)
+    return Outlook(ttft_s, waited_s, tokens_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +61,21 @@ def better_than_waiting(
     """Returns the decode worker that should prefill a prompt because the prefill workers would miss
     its TTFT. Its running answers keep their ITL.
     """
-    remote_s = _remote_ttft(prefillers, num_tokens, outlook)
-    if remote_s is None or remote_s <= outlook.ttft_s:
+    remote_s = _remote_s(prefillers, num_tokens, outlook)
+    if remote_s is None or outlook.waited_s + remote_s <= outlook.ttft_s:
         return None
-    rate = _mean_rate(prefillers)
     found = [
         (local_s, one.last_assigned, one)
         for one in decoders
         if one.takes_prompt
         and not one.full
-        and _spares_time(one, outlook, rate)
-        and (local_s := _local_ttft(one, num_tokens, outlook, rate)) is not None
+        and (local_s := _local_s(one, num_tokens, prefillers)) is not None
     ]
     if not found:
         return None
     local_s, _, helper = min(found, key=lambda one: one[:2])
-    if local_s <= max(outlook.ttft_s, _CLEARLY * remote_s):
-        return Better(helper, remote_s, local_s)
+    if local_s <= max(outlook.ttft_s - outlook.waited_s, _CLEARLY * remote_s):
+        return Better(helper, outlook.waited_s + remote_s, outlook.waited_s + local_s)
     return None
 
 
@@ -95,67 +83,48 @@ def better_than_delaying(
     decode: WorkerView, prefillers: Sequence[WorkerView], num_tokens: int, outlook: Outlook
 ) -> Better | None:
     """Returns the disaggregated path if a prefill on the decode worker would miss the TTFT or raise
-    the ITL of its running answers above the SLO, and the disaggregated path would not.
+    the ITL of its running answers above the SLO, and a free prefill worker would not miss the TTFT.
     """
     free = [one for one in prefillers if not one.full]
-    remote_s = _remote_ttft(free, num_tokens, outlook)
-    local_s = _local_ttft(decode, num_tokens, outlook, _mean_rate(prefillers))
-    if remote_s is None or local_s is None or remote_s > outlook.ttft_s:
+    remote_s = _remote_s(free, num_tokens, outlook)
+    if remote_s is None or outlook.tokens_ahead or decode.prompt_rate is None:
         return None
-    spoils = decode.step_s <= (decode.itl_s or outlook.itl_s) and not _spares_time(
-        decode, outlook, _mean_rate(prefillers), num_tokens - decode.cached_tokens
-    )
-    if local_s > outlook.ttft_s or spoils:
-        return Better(None, local_s, remote_s)
+    local_s = _local_s(decode, num_tokens, prefillers) or float("inf")
+    if outlook.waited_s + remote_s <= outlook.ttft_s < outlook.waited_s + local_s:
+        return Better(None, outlook.waited_s + local_s, outlook.waited_s + remote_s)
     return None
 
 
-def _remote_ttft(
-    prefillers: Sequence[WorkerView], num_tokens: int, outlook: Outlook
-) -> float | None:
-    """Returns the TTFT in seconds with the best prefill worker; None without a measured rate."""
-    mean = _mean_rate(prefillers)
-    if not mean:
-        return None
-    ahead_s = outlook.tokens_ahead / (mean * len(prefillers))
-    computed_s = min(
-        (one.queued_tokens + num_tokens - one.cached_tokens) / (one.prompt_rate or mean)
-        for one in prefillers
-    )
-    return outlook.waited_s + ahead_s + computed_s
-
-
-def _local_ttft(
-    decode: WorkerView, num_tokens: int, outlook: Outlook, default_rate: float
-) -> float | None:
-    """Returns the TTFT in seconds if the decode worker prefills; None without a measured rate."""
-    rate = decode.prompt_rate or default_rate
-    if not rate:
-        return None
-    if decode.streams:
-        chunk = max(_chunk(decode, outlook, rate), outlook.least_chunk)
-        rate = chunk / (decode.step_s + chunk / rate)
-    tokens = decode.queued_tokens + num_tokens - decode.cached_tokens
-    return outlook.waited_s + tokens / rate
-
-
-def _spares_time(
-    decode: WorkerView, outlook: Outlook, default_rate: float, tokens: int | None = None
-) -> bool:
-    """Whether the worker can compute a chunk of a prompt, or its `tokens` if they are fewer, in a
-    step without raising the ITL of its answers above the SLO.
+def prompt_seconds(worker: WorkerView, num_tokens: int, mean_rate: float) -> float:
+    """Returns the time until a worker has computed a prompt, after those before it. An unmeasured
+    worker has the mean rate.
     """
-    rate = decode.prompt_rate or default_rate
-    least = outlook.least_chunk if tokens is None else min(tokens, outlook.least_chunk)
-    return not decode.streams or _chunk(decode, outlook, rate) >= least
+    rate = worker.prompt_rate or mean_rate
+    return (worker.queued_tokens + num_tokens - worker.cached_tokens) / rate
 
 
-def _chunk(decode: WorkerView, outlook: Outlook, rate: float) -> int:
-    itl_s = decode.itl_s or outlook.itl_s
-    return chunk_within(outlook.chunk_tokens, itl_s, decode.step_s, rate)
-
-
-def _mean_rate(workers: Iterable[WorkerView]) -> float:
+def mean_prompt_rate(workers: Iterable[WorkerView]) -> float:
     """Returns the mean of the measured rates; 0 without any."""
     rates = [one.prompt_rate for one in workers if one.prompt_rate]
     return sum(rates) / len(rates) if rates else 0.0
+
+
+def _remote_s(prefillers: Sequence[WorkerView], num_tokens: int, outlook: Outlook) -> float | None:
+    """Returns the seconds until the fittest prefill worker has computed the prompt; None without a
+    measured rate.
+    """
+    mean = mean_prompt_rate(prefillers)
+    if not mean:
+        return None
+    ahead_s = outlook.tokens_ahead / (mean * len(prefillers))
+    return ahead_s + min(prompt_seconds(one, num_tokens, mean) for one in prefillers)
+
+
+def _local_s(decode: WorkerView, num_tokens: int, prefillers: Sequence[WorkerView]) -> float | None:
+    """Returns the seconds until the decode worker has computed the prompt; None if its answers
+    leave it no time, or without a measured rate.
+    """
+    if decode.prompt_rate == 0:
+        return None
+    mean = _UNMEASURED * mean_prompt_rate(prefillers)
+    return prompt_seconds(decode, num_tokens, mean) if decode.prompt_rate or mean else None

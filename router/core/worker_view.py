@@ -16,19 +16,14 @@ class WorkerView:
     # The worker refused a request recently, or its sequences use all its room, or it is a prefill
     # worker that takes no prompt.
     full: bool = False
-    # Assigned prompt tokens that the worker has to prefill and has not computed yet, as estimated.
+    # Prompt tokens that the worker computes before the first token of this request, besides those
+    # of the request, as estimated.
     queued_tokens: int = 0
     # Whether the worker is about to need another prompt to prefill.
     takes_prompt: bool = True
-    # Rate in prompt tokens per second, on a decode worker in the time that prompts add to its
-    # steps; 0 if unknown.
-    prompt_rate: float = 0.0
-    # Decode: sequences that are not prefilled there.
-    streams: int = 0
-    # Decode: seconds of a step without prompts; 0 if unknown.
-    step_s: float = 0.0
-    # Decode: smallest ITL in seconds that its sequences ask for; 0 if unknown.
-    itl_s: float = 0.0
+    # Prompt tokens per second: 0 if the answers of a decode worker leave no time within their ITL,
+    # None if unknown.
+    prompt_rate: float | None = None
     # Decode: tokens of the sequences on the worker.
     held_tokens: int = 0
     # Tokens of this request that the worker's prefix cache probably holds.

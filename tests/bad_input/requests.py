@@ -198,14 +198,14 @@ ROWS = (
         for name in ("ttft_ms", "itl_ms")
         for value in (0.0, -5.0, 1e10)
         for row in (
-            http(f"slo.{name} of {value:g}", f"slo.{name}", {"slo": {name: value}}),
+            http(f"slo.{name} of {value:g}", "slo", {"slo": {name: value}}),
             grpc(
                 f"slo.{name} of {value:g}", f"slo.{name}", replace(GOOD, slo=Slo(**{name: value}))
             ),
         )
     ),
     grpc("an slo that is no number", "slo.itl_ms", replace(GOOD, slo=Slo(itl_ms=float("nan")))),
-    http("an slo of text", "slo.ttft_ms", {"slo": {"ttft_ms": "500"}}),
+    http("an slo of text", "slo", {"slo": {"ttft_ms": "500"}}),
     grpc("unknown model", "model", replace(GOOD, model="gpt-9"), UNKNOWN),
     http("model that is no text", "model", {"model": ["demo"]}),
     # JSON

@@ -206,7 +206,7 @@ async def test_what_a_message_cannot_ask_for(endpoints: Endpoints) -> None:
             "resume",
         ),
         "system_fingerprint",  # which is compared, and chooses nothing that resume alone would not
-        "slo",  # which bounds how many prompt tokens share a step, down to a least number
+        "slo",  # of which only values count that leave more to others than the cluster's
         "cache_salt",  # which is mixed with the tenant's salt and cannot reach another tenant's
     }
     assert set(pb.ChatMessage.DESCRIPTOR.fields_by_name) == {"role", "content"}

@@ -393,8 +393,8 @@ MUTANTS = (
     Mutant(
         "decode workers help the prefill pool only within their answers' ITL",
         "router/core/path_prediction.py",
-        "        and _spares_time(one, outlook, rate)\n",
-        "",
+        "    if decode.prompt_rate == 0:\n",
+        "    if decode.prompt_rate == -1:\n",
         (
             "unit/router/core/test_path_prediction.py::test_no_help",
             "unit/router/core/test_path_prediction.py::test_help_is_a_last_resort_that_costs_no_answer_its_itl",
@@ -403,21 +403,37 @@ MUTANTS = (
     Mutant(
         "prompts on the local path leave the answers their ITL",
         "decode_worker/chunk_budget.py",
-        "if self._itl_s is None or not decoding:",
-        "if True:",
+        "        if itl_s is None:\n            return self._most\n        within",
+        "        if True:\n            return self._most\n        within",
         (
             "unit/decode_worker/test_chunk_budget.py::test_steps_take_the_itl_or_the_least_or_the_most",
             "unit/decode_worker/test_chunk_budget.py::test_a_prompt_leaves_the_answers_their_itl",
         ),
     ),
     Mutant(
-        "the late prompts count those before them",
-        "router/core/queueing/prefill_gate.py",
-        "self.tokens += held * num_tokens",
-        "self.tokens += 0",
+        "prompts that wait behind a request count, so that it is helped in time",
+        DISPATCHER,
+        "outlook_of(self._config.slo, request.slo, now - request.arrival, ahead)",
+        "outlook_of(self._config.slo, request.slo, now - request.arrival, 0)",
         (
             "unit/router/core/test_path_prediction.py::test_with_an_slo_decode_workers_take_what_the_prefill_workers_cannot",
         ),
+    ),
+    Mutant(
+        "a tenant's prompts are helped in order of arrival",
+        DISPATCHER,
+        "outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)",
+        "outlook = self._outlook(entry, now)",
+        (
+            "unit/router/core/test_path_prediction.py::test_the_prompts_of_a_tenant_are_helped_in_their_order",
+        ),
+    ),
+    Mutant(
+        "one odd step does not change a worker's rate",
+        "kvrelay/prompt_rate.py",
+        "median(rate for _, rate in self._steps)",
+        "(sum(rate for _, rate in self._steps) / len(self._steps))",
+        ("unit/test_prompt_rate.py::test_no_odd_step_changes_the_rate_of_a_steady_worker",),
     ),
     Mutant(
         "requests that need no prefill worker do not wait for one",

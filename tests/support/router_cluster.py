@@ -102,6 +102,18 @@ class VirtualCluster:
         self._starts[worker_id] = pool, self.now + self.restart_s
         self._carry_out(self.dispatcher.worker_lost(worker_id, self.now, expected))
 
+    def _tell_rates(self) -> None:
+        """Prefill workers report what they compute, if that is limited."""
+        rate = None if self.prefill_tokens is None else self.prefill_tokens / STEP_S
+        changed = []
+        for worker in self.workers.values():
+            if worker.info.pool == "prefill" and worker.info.load.prompt_tokens_per_second != rate:
+                load = replace(worker.info.load, prompt_tokens_per_second=rate)
+                worker.info = replace(worker.info, load=load)
+                changed.append(worker.info)
+        if changed:
+            self._carry_out(self.dispatcher.workers_changed(changed, self.now))
+
     def submit(self, request: Request) -> None:
         self.records[request.request_id] = Record(request)
         try:
@@ -119,6 +131,7 @@ class VirtualCluster:
             if self.now >= at:
                 del self._starts[worker_id]
                 self.start(worker_id, pool)
+        self._tell_rates()
         for worker_id, worker in list(self.workers.items()):
             commands, self._down[worker_id] = self._down[worker_id], []
             for command in commands:

@@ -6,28 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.prompt_rate import PromptRate
+from kvrelay.prompt_rate import WINDOW_S, PromptRate
+
+LEAST = 64
 
 
-def test_prompts_that_share_a_step_have_its_rate_together() -> None:
-    rate = PromptRate()
-    assert rate.per_second == 0.0
-    rate.add(64, 0.01)
-    for _ in range(7):
-        rate.add(64, 0.0)
-    assert rate.per_second == pytest.approx(8 * 64 / 0.01, rel=0.05)
+@given(
+    st.lists(st.integers(LEAST, 10**6), min_size=5, max_size=40),
+    st.floats(1e-3, 1e6),
+    st.lists(st.tuples(st.integers(LEAST, 10**6), st.floats(1e-9, 1e9)), max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_no_odd_step_changes_the_rate_of_a_steady_worker(
+    sizes: list[int], speed: float, odd: list[tuple[int, float]], random: st.RandomSource
+) -> None:
+    steps = [(size, size / speed) for size in sizes[-15:]]
+    for one in odd:
+        steps.insert(random.randint(0, len(steps)), one)
+    rate = PromptRate(LEAST)
+    for tokens, seconds in steps[-15:]:
+        rate.add(tokens, seconds, now=1.0)
+    assert rate.per_second(now=2.0) == pytest.approx(speed, rel=1e-6)
 
 
-def test_a_short_prompt_hardly_changes_the_rate_of_long_ones() -> None:
-    rate = PromptRate()
-    rate.add(8000, 8.0)
-    rate.add(1, 0.01)
-    assert rate.per_second == pytest.approx(1000, rel=0.01)
+def test_steps_with_few_prompt_tokens_do_not_count() -> None:
+    rate = PromptRate(LEAST)
+    for _ in range(20):
+        rate.add(LEAST - 1, 0.05, now=1.0)
+    assert rate.per_second(now=1.0) is None
 
 
-@given(st.lists(st.integers(1, 10**6), min_size=1), st.floats(1e-3, 1e6))
-def test_a_steady_worker_has_its_rate_whatever_the_prompts(sizes: list[int], speed: float) -> None:
-    rate = PromptRate()
-    for size in sizes:
-        rate.add(size, size / speed)
-    assert rate.per_second == pytest.approx(speed)
+def test_a_rate_that_is_no_longer_measured_becomes_unknown() -> None:
+    rate = PromptRate(LEAST)
+    rate.add(100, 50.0, now=0.0)
+    assert rate.per_second(now=WINDOW_S - 1) == 2.0
+    assert rate.per_second(now=WINDOW_S) is None
+    rate.add(100, 0.1, now=WINDOW_S)
+    assert rate.per_second(now=WINDOW_S) == pytest.approx(1000)

@@ -78,7 +78,8 @@ class StepLoop:
         self.changed = True
         began = self._context.clock.now()
         outcomes = await self._outcomes(batch)
-        self._scheduler.ran(batch, self._context.clock.now() - began)
+        now = self._context.clock.now()
+        self._scheduler.ran(batch, now - began, now)
         self._report(batch, outcomes)
 
     def _schedule(self) -> list[Work]:

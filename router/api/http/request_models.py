@@ -225,8 +225,7 @@ class _Generation(_Request):
     )
     slo: SloOptions | None = Field(
         None,
-        description="Latencies that the router aims for when it chooses the workers. The "
-        "cluster's, where left out.",
+        description="Latencies to aim for, if larger than those of the cluster.",
     )
     return_token_ids: bool | None = _flag("Choices carry token_ids.")
 

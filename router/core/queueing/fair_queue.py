@@ -124,6 +124,15 @@ class FairQueue:
         free = [one for one in self._shares.values() if not one.capped]
         return sum(one.deferred for one in free), sum(one.deferred_tokens for one in free)
 
+    def deferred_beside(self, ticket: Ticket, share: Share) -> int:
+        """Returns the tokens that prefill workers compute besides this request's, until the last
+        deferred prompt of its tenant is computed. All tenants get the same time.
+        """
+        own = share.deferred_tokens
+        own -= ticket.tokens if ticket.request_id in self._deferred else 0
+        others = [one.deferred_tokens for one in self._shares.values() if one is not share]
+        return own + sum(min(one, own + ticket.tokens) for one in others)
+
     @property
     def capped(self) -> tuple[int, int]:
         """Number and tokens of the requests of capped tenants."""

@@ -22,8 +22,6 @@ class PrefillGate:
         self._busy: set[str] = set()
         self._busy_for_all = False
         self._held = 0
-        # Tokens of the prompts that are held back.
-        self.tokens = 0
         # Why the last prompt waits; None if none does.
         self.wait: Wait | None = None
 
@@ -31,7 +29,7 @@ class PrefillGate:
         """Whether a prompt of the tenant, or of everybody, waits already."""
         return self._busy_for_all or tenant in self._busy
 
-    def holds(self, tenant: str, num_tokens: int, decision: Assignment | Wait) -> bool:
+    def holds(self, tenant: str, decision: Assignment | Wait) -> bool:
         """Whether a request of the tenant with this decision has to wait for a prefill worker."""
         if isinstance(decision, Assignment):
             held = bool(decision.prefill) and self.busy_for(tenant)
@@ -40,7 +38,6 @@ class PrefillGate:
             if held:
                 self._close(tenant, decision)
         self._held += held
-        self.tokens += held * num_tokens
         return held
 
     def _close(self, tenant: str, wait: Wait) -> None:

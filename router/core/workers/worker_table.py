@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
-from kvrelay.prompt_rate import PromptRate
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
@@ -34,6 +33,8 @@ BACKLOG_CHUNKS = 2
 BACKLOG_S = 0.03
 # Tenants whose prompts a prefill worker has before it gets no prompt of another tenant.
 BACKLOG_TENANTS = 4
+# Prompt tokens per second that a worker may report. Other rates are errors.
+RATES = (0.01, 1e9)
 # Index size for a worker that does not report its number of blocks.
 INDEX_BLOCKS = 65_536
 # Hashes of a sequence, by block size.
@@ -55,7 +56,6 @@ class Worker:
     queued_tokens: int = 0
     # Time at which the last of its prompts ended, or at which it got the first.
     computing_since: float = 0.0
-    prompt_rate: PromptRate = field(default_factory=PromptRate)
     full_until: float = 0.0
     # Consecutive refusals.
     refusals: int = 0
@@ -65,9 +65,24 @@ class Worker:
     leader: tuple[str, int] | None = None
     stepped_at: float = 0.0
 
-    def backlog(self, now: float) -> int:
-        """Returns the prompt tokens that the worker has yet to prefill."""
-        return self.queued_tokens - int(min(self._computed(now), self.queued_tokens))
+    @property
+    def prompt_rate(self) -> float | None:
+        """The worker's rate in prompt tokens per second; None if unknown or absurd."""
+        rate = self.info.load.prompt_tokens_per_second
+        return rate if rate is None or rate == 0 or RATES[0] <= rate <= RATES[1] else None
+
+    def backlog(self, tenant: str, priority: int, num_tokens: int, now: float) -> int:
+        """Returns the prompt tokens that the worker computes before it has computed another prompt
+        of this tenant and priority, with `num_tokens`.
+        """
+        own, others = 0, dict[str, int]()
+        for one in self.prompts:
+            if one.tenant == tenant:
+                own += one.queued_tokens if one.priority <= priority else 0
+            elif one.priority <= priority:
+                others[one.tenant] = others.get(one.tenant, 0) + one.queued_tokens
+        ahead = own + sum(min(one, own + num_tokens) for one in others.values())
+        return ahead - int(min(self._computed(now), ahead))
 
     def has_prompt_of(self, tenant: str) -> bool:
         """Whether the worker has yet to prefill a prompt of the tenant."""
@@ -85,11 +100,11 @@ class Worker:
             return len(tenants) < BACKLOG_TENANTS
         computed = min(self._computed(now) / len(tenants), own[0].queued_tokens)
         backlog = sum(one.queued_tokens for one in own) - computed
-        return backlog < max(most, BACKLOG_S * self.prompt_rate.per_second)
+        return backlog < max(most, BACKLOG_S * (self.prompt_rate or 0.0))
 
     def _computed(self, now: float) -> float:
         """Returns the tokens that the worker has probably computed since its last prompt ended."""
-        return self.prompt_rate.per_second * (now - self.computing_since)
+        return (self.prompt_rate or 0.0) * (now - self.computing_since)
 
     def queue_prompt(self, claim: Claim, now: float) -> None:
         """Adds the claim's prompt."""
@@ -269,13 +284,9 @@ class Workers:
         """Records the prefill time that a worker reports."""
         if first.prefill is None or life.assignment is None:
             return
-        computed = max(1, life.num_tokens - first.prefill.cached_tokens)
-        seconds = first.prefill.compute_seconds
         if worker_id == life.assignment.prefill:
-            self.health.worked(worker_id, computed, seconds, now)
-        if worker_id == (life.assignment.prefill or life.assignment.decode):
-            worker = self._workers[worker_id]
-            worker.prompt_rate.add(computed, min(seconds, now - worker.computing_since))
+            computed = max(1, life.num_tokens - first.prefill.cached_tokens)
+            self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
 
     def remember(self, worker_id: str, hashes: Hashes) -> None:
         """Records that the worker's prefix cache holds this sequence, or soon will."""
@@ -336,10 +347,8 @@ class Workers:
             takes_prompt = worker.takes_prompt(
                 request.tenant.name, request.priority, self._backlog[info.pool], now
             )
-            rate = info.load.prompt_tokens_per_second
             if info.pool == "prefill":
                 over = over or not takes_prompt
-                rate = worker.prompt_rate.per_second
             # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
@@ -348,12 +357,11 @@ class Workers:
                     worker_id,
                     info.pool,
                     full=over or now < worker.full_until,
-                    queued_tokens=worker.backlog(now),
+                    queued_tokens=worker.backlog(
+                        request.tenant.name, request.priority, needed, now
+                    ),
                     takes_prompt=takes_prompt,
-                    prompt_rate=rate,
-                    streams=worker.sequences - len(worker.prompts),
-                    step_s=info.load.decode_step_s,
-                    itl_s=info.load.decode_itl_s,
+                    prompt_rate=worker.prompt_rate,
                     held_tokens=worker.held_tokens,
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,

@@ -267,7 +267,8 @@ def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
         return len(worker.prompts)
 
     assert takes() == 2
-    worker.prompt_rate.add(2000, 2000 / 200_000)
+    load = replace(worker.info.load, prompt_tokens_per_second=200_000.0)
+    worker.info = replace(worker.info, load=load)
     assert takes() == 6
 
 
