@@ -58,23 +58,25 @@ class ChunkBudget:
             self._mixed = prompt_tokens, seconds
 
     def tokens_per_second(self, itl_s: float | None, now: float) -> float | None:
-        """Returns the rate at which a prompt would be computed now: 0 if the answers leave no time
-        within their ITL, None if unknown. `itl_s` as for `tokens`.
+        """Returns the rate at which a prompt would be computed now: 0 if the answers alone take all
+        of their ITL, None if unknown. `itl_s` as for `tokens`.
         """
+        rate = self._rate.per_second(now)
         if self._mixed is not None and self._mixed[0] >= self._least:
             tokens, seconds = self._mixed
-            late = itl_s is not None and tokens <= self._least and seconds > itl_s
-            return 0.0 if late else tokens / seconds
-        rate = self._rate.per_second(now)
-        if itl_s is None:
-            return rate
-        aim_s = _STEP_SHARE * itl_s
-        if self._step_s >= aim_s:
+            answers_s = seconds - tokens / rate if rate else self._step_s
+            return 0.0 if self._takes_all(answers_s, itl_s) else tokens / seconds
+        if self._takes_all(self._step_s, itl_s):
             return 0.0
-        if rate is None:
-            return None
-        within = min(self._most, (aim_s - self._step_s) * rate)
-        return within / (self._step_s + within / rate) if within >= self._least else 0.0
+        if rate is None or itl_s is None:
+            return rate
+        within = (_STEP_SHARE * itl_s - self._step_s) * rate
+        tokens_now = min(self._most, max(self._least, within))
+        return tokens_now / (self._step_s + tokens_now / rate)
+
+    @staticmethod
+    def _takes_all(answers_s: float, itl_s: float | None) -> bool:
+        return itl_s is not None and answers_s >= _STEP_SHARE * itl_s
 
     def _within(self, aim_s: float, now: float) -> float:
         if self._mixed is None:

@@ -44,9 +44,9 @@ class DecodeScheduler(Scheduler):
         """
         super().__init__(cache, chunk_tokens)
         self._drafter = drafter
-        # Fewer prompt tokens would not be worth the fixed cost of a step.
-        least = min(chunk_tokens, max(cache.block_size, chunk_tokens // 8))
-        self.chunk_budget = ChunkBudget(chunk_tokens, least)
+        self.chunk_budget = ChunkBudget(chunk_tokens, min(chunk_tokens, cache.block_size))
+        # Whether a sequence may join at any time. It would wait for the end of the running step.
+        self.expects_answers = False
         self._itl_s = itl_s
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
@@ -70,8 +70,8 @@ class DecodeScheduler(Scheduler):
 
     @property
     def itl_s(self) -> float | None:
-        """The smallest ITL in seconds that the decoding sequences ask for; None if none decodes, or
-        without such an aim.
+        """The smallest ITL in seconds that the decoding and expected sequences ask for; None if
+        there are none, or without such an aim.
 
         A sequence that asks for less than the configured ITL would slow the prompts of others.
         """
@@ -79,7 +79,8 @@ class DecodeScheduler(Scheduler):
         if least is None:
             return None
         decoding = (one.spec.itl_s for one in self._active if one.uncomputed == 1)
-        return min((max(least, own or 0.0) for own in decoding), default=None)
+        expected = least if self.expects_answers else None
+        return min((max(least, own or 0.0) for own in decoding), default=expected)
 
     def blocks_awaited(self, priority: int) -> int:
         """The blocks with which the oldest waiting sequence of this urgency or a higher one can

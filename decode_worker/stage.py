@@ -137,6 +137,7 @@ class DecodeStage(Stage):
     def keep_house(self, now: float) -> None:
         """Measures the batch, and ends leases past their time."""
         self._slots_taken.is_now(len(self.scheduler) / self._max_batch, now)
+        self.scheduler.expects_answers = bool(self._reserved)
         for lease in self._leases.expire(now):
             self.inbound.receiver.revoke(lease.lease_id)
             if lease.key in self._context.sessions:

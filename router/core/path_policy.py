@@ -139,7 +139,7 @@ def assign(
         better = better_than_waiting(helpers, prefillers, num_tokens, outlook)
         if better is not None and better.helper is not None:
             why = f"{better.helper.worker_id} prefills it within slo.itl_ms, because prefill "
-            why += "workers are predicted to miss slo.ttft_ms"
+            why += "workers are predicted to take more than half of slo.ttft_ms"
             return _local(better.helper, num_tokens, "slo_ttft", why, _figures(better))
 
     prefill = _choose(prefillers, avoid, _prefill_cost(config.policy, prefillers, num_tokens))

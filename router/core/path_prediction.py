@@ -9,6 +9,9 @@ from kvrelay.config.schema import SloConfig
 from kvrelay.types.requests import Slo
 from router.core.worker_view import WorkerView
 
+# Decode workers help from this part of the TTFT on, because prompts on both paths at a time slow
+# each other down where they share memory or cores.
+_HELPED_FROM = 0.5
 # A path that misses the TTFT too has to be shorter by this factor, since predictions are inexact.
 _CLEARLY = 0.8
 # An unmeasured decode worker counts as slower than the prefill workers by this factor, since
@@ -58,11 +61,11 @@ def better_than_waiting(
     num_tokens: int,
     outlook: Outlook,
 ) -> Better | None:
-    """Returns the decode worker that should prefill a prompt because the prefill workers would miss
-    its TTFT. Its running answers keep their ITL.
+    """Returns the decode worker that should prefill a prompt because the prefill workers would take
+    too much of its TTFT. Its running answers keep their ITL.
     """
     remote_s = _remote_s(prefillers, num_tokens, outlook)
-    if remote_s is None or outlook.waited_s + remote_s <= outlook.ttft_s:
+    if remote_s is None or outlook.waited_s + remote_s <= _HELPED_FROM * outlook.ttft_s:
         return None
     found = [
         (local_s, one.last_assigned, one)
@@ -74,7 +77,7 @@ def better_than_waiting(
     if not found:
         return None
     local_s, _, helper = min(found, key=lambda one: one[:2])
-    if local_s <= max(outlook.ttft_s - outlook.waited_s, _CLEARLY * remote_s):
+    if local_s <= max(_HELPED_FROM * outlook.ttft_s - outlook.waited_s, _CLEARLY * remote_s):
         return Better(helper, outlook.waited_s + remote_s, outlook.waited_s + local_s)
     return None
 

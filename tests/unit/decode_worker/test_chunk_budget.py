@@ -105,7 +105,7 @@ def test_the_rate_is_that_of_a_prompt_beside_the_answers() -> None:
 
 @pytest.mark.parametrize("with_prompts", [False, True])
 def test_answers_that_need_all_their_time_leave_none_to_prompts(with_prompts: bool) -> None:
-    machine = Machine(0.08, 0.001)
+    machine = Machine(0.095, 0.001)
     machine.step(100, decoding=False)
     for _ in range(20):
         machine.step(machine.tokens() if with_prompts else 0)
