@@ -53,7 +53,7 @@ class ChunkBudget:
             self._rate.add(prompt_tokens, seconds, now)
             self._mixed = None
         else:
-            if self._mixed is None:
+            if self._mixed is None and self._step_s:
                 self._rate.add(prompt_tokens, seconds - self._step_s, now)
             self._mixed = prompt_tokens, seconds
 
