@@ -11,6 +11,8 @@ _NEW = 0.2
 # A step corrects the budget of the next one by at most this factor, so that one odd step has little
 # effect.
 _MOST_CHANGE = 2.0
+# Shortest time of a step, in seconds, for a clock that stood still.
+_LEAST_S = 1e-6
 
 
 class ChunkBudget:
@@ -22,7 +24,9 @@ class ChunkBudget:
     """
 
     def __init__(self, most: int, least: int) -> None:
-        """most, least: bounds of the prompt tokens of a step that also decodes."""
+        """most, least: bounds of the prompt tokens of a step that also decodes. Such a step gets a
+        multiple of `least`.
+        """
         self._most = most
         self._least = least
         self._rate = PromptRate(least)
@@ -39,8 +43,9 @@ class ChunkBudget:
         """
         if itl_s is None:
             return self._most
-        within = int(min(self._most, self._within(_STEP_SHARE * itl_s, now)))
-        self._given = max(self._least, within)
+        within = min(self._most, max(self._least, self._within(_STEP_SHARE * itl_s, now)))
+        # Steps of the same size are faster, and a chunk should fill its blocks.
+        self._given = int(within // self._least) * self._least
         return self._given
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
@@ -65,7 +70,7 @@ class ChunkBudget:
         if self._mixed is not None and self._mixed[0] >= self._least:
             tokens, seconds = self._mixed
             answers_s = seconds - tokens / rate if rate else self._step_s
-            return 0.0 if self._takes_all(answers_s, itl_s) else tokens / seconds
+            return 0.0 if self._takes_all(answers_s, itl_s) else tokens / max(seconds, _LEAST_S)
         if self._takes_all(self._step_s, itl_s):
             return 0.0
         if rate is None or itl_s is None:
@@ -79,11 +84,15 @@ class ChunkBudget:
         return itl_s is not None and answers_s >= _STEP_SHARE * itl_s
 
     def _within(self, aim_s: float, now: float) -> float:
+        rate = self._rate.per_second(now) or 0.0
         if self._mixed is None:
-            return (aim_s - self._step_s) * (self._rate.per_second(now) or 0.0)
+            return (aim_s - self._step_s) * rate
         tokens, seconds = self._mixed
-        change = min(_MOST_CHANGE, aim_s / seconds) if seconds > 0 else _MOST_CHANGE
-        if change > 1 and tokens < self._given:
+        if seconds > aim_s:
+            return max(tokens * aim_s / seconds, tokens / _MOST_CHANGE)
+        if tokens < self._given:
             # The prompts were shorter than the budget, so it was not tried out.
             return self._given
-        return tokens * max(1 / _MOST_CHANGE, change)
+        # A token adds at most the mean time of a token.
+        more = (aim_s - seconds) * max(rate, tokens / max(seconds, _LEAST_S))
+        return tokens + min(more, (_MOST_CHANGE - 1) * tokens)

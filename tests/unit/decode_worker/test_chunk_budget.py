@@ -41,7 +41,7 @@ class Machine:
     st.floats(0.001, 0.2),
     st.floats(1e-6, 0.01),
     st.lists(st.floats(0.2, 4.0), min_size=1, max_size=5),
-    st.integers(0, 3),
+    st.integers(1, 3),
 )
 def test_steps_take_the_itl_or_the_least_or_the_most(
     step_s: float, token_s: float, changes: list[float], pause: int
@@ -57,10 +57,11 @@ def test_steps_take_the_itl_or_the_least_or_the_most(
             tokens = machine.tokens()
             seconds = machine.step(tokens)
         if tokens == LEAST:
-            assert machine.step_s + machine.token_s * (LEAST + 2) >= 0.85 * ITL_S
+            assert machine.step_s + token_s * 2 * LEAST >= 0.85 * ITL_S
         else:
             assert seconds <= ITL_S
-            assert tokens == MOST or seconds >= 0.8 * ITL_S
+            more_s = machine.step_s + token_s * (tokens + LEAST)
+            assert tokens == MOST or more_s >= 0.85 * ITL_S
 
 
 def test_a_batch_that_grows_is_late_for_a_few_steps_only() -> None:
@@ -100,7 +101,7 @@ def test_the_rate_is_that_of_a_prompt_beside_the_answers() -> None:
     assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(70 / 0.09)
     for _ in range(5):
         machine.step(machine.tokens())
-    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(70 / 0.09, rel=0.02)
+    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(64 / 0.084)
 
 
 @pytest.mark.parametrize("with_prompts", [False, True])
