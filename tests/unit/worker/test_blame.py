@@ -35,6 +35,7 @@ CONFIG = ClusterConfig.model_validate(
         "model": {"dtype": "float32"},
         "kv": {"block_size": 8, "memory": "4MiB"},
         "decode": {"max_batch": 4},
+        "slo": None,  # so that a prompt is one step, also beside answers
     }
 )
 PROMPT = tuple(range(2, 63))
