@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -179,7 +180,8 @@ def _local(
 
 
 def _figures(better: Better) -> str:
-    return f"predicted TTFT {better.after_s:.2f} s instead of {better.before_s:.2f} s"
+    instead = f" instead of {better.before_s:.2f} s" if math.isfinite(better.before_s) else ""
+    return f"predicted TTFT {better.after_s:.2f} s{instead}"
 
 
 def _with_prefill(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,8 @@ class Better:
 
     # The decode worker that prefills; None for the disaggregated path.
     helper: WorkerView | None
-    # Predicted TTFT in seconds on the path by default, and on this one.
+    # Predicted TTFT in seconds on the path by default, and on this one. Infinite on a decode worker
+    # whose answers leave no time.
     before_s: float
     after_s: float
 
@@ -92,7 +94,8 @@ def better_than_delaying(
     remote_s = _remote_s(free, num_tokens, outlook)
     if remote_s is None or outlook.tokens_ahead or decode.prompt_rate is None:
         return None
-    local_s = _local_s(decode, num_tokens, prefillers) or float("inf")
+    local_s = _local_s(decode, num_tokens, prefillers)
+    local_s = math.inf if local_s is None else local_s
     if outlook.waited_s + remote_s <= outlook.ttft_s < outlook.waited_s + local_s:
         return Better(None, outlook.waited_s + local_s, outlook.waited_s + remote_s)
     return None

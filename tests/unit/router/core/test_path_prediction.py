@@ -161,6 +161,9 @@ def test_a_short_prompt_does_not_delay_answers_that_need_all_their_time(
     decode: WorkerView, prefill: WorkerView, expected: str
 ) -> None:
     assert path(decide(prefill, decode, num_tokens=20)) == expected
+    decision = decide(prefill, decode, num_tokens=20)
+    assert isinstance(decision, Assignment)
+    assert "inf" not in decision.load
     waited_for = replace(OUTLOOK, tokens_ahead=1)
     assert path(decide(prefill, decode, num_tokens=20, outlook=waited_for)) == "local"
 
