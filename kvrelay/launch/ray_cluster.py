@@ -9,7 +9,8 @@ import contextlib
 import math
 import os
 import secrets
-from collections.abc import Mapping
+import signal
+from collections.abc import Collection, Mapping
 from types import TracebackType
 
 import ray
@@ -28,6 +29,7 @@ from kvrelay.launch.ray_address import AUTO, check_ray_address
 from kvrelay.launch.ray_probe import check_ray
 from kvrelay.process.child import command_of, family
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
+from kvrelay.process.telemetry import get_logger
 from kvrelay.types.workers import PoolName
 
 _POLL_S = 1.0
@@ -39,9 +41,13 @@ _QUIET_RAY = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray's default of 30 s is too short for a machine whose cores are all busy.
-    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_gcs_server_port_wait_time_s": "60",
 }
+# On a busy machine Ray's gcs_server seldom hangs at its start. It then starts again.
+_STARTS = 2
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+
+log = get_logger(__name__)
 
 
 class RayCluster:
@@ -141,15 +147,24 @@ class RayCluster:
             path.write_text(secrets.token_hex(32))
             os.environ[_TOKEN_PATH] = str(path)
             self._own_token = True
-        ray.init(
-            address="local",
-            num_cpus=self._num_cpus,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=str(folder),
-            logging_level="error",
-            namespace="kvrelay",
-        )
+        before = set(family(os.getpid()))
+        for left in reversed(range(_STARTS)):
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=self._num_cpus,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    _temp_dir=str(folder),
+                    logging_level="error",
+                    namespace="kvrelay",
+                )
+                break
+            except RuntimeError as error:
+                _end_gcs_server(before)
+                if not left:
+                    raise
+                log.warning("ray_starts_again", reason=str(error))
         self._raylet = next(pid for pid in family(os.getpid()) if command_of(pid) == "raylet")
 
     def _connect(self, address: str) -> None:
@@ -158,6 +173,17 @@ class RayCluster:
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         check_ray(services.canonicalize_bootstrap_address_or_die(address))
         ray.init(address=address, logging_level="error", namespace="kvrelay")
+
+
+def _end_gcs_server(before: Collection[int]) -> None:
+    """Ends the gcs_server of a start that failed, which Ray leaves behind. `before` are the
+    processes before the start.
+    """
+    ray.shutdown()
+    for pid in family(os.getpid()):
+        if pid not in before and command_of(pid) == "gcs_server":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def local_cpus(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from ray._private import services
 
 from kvrelay.config.pools import Resources
 from kvrelay.config.schema import ClusterConfig
@@ -22,6 +26,7 @@ from kvrelay.launch import ray_cluster, ray_probe
 from kvrelay.launch.launcher import RayLauncher
 from kvrelay.launch.ray_cluster import RayCluster, local_cpus
 from kvrelay.launch.ray_probe import check_ray
+from kvrelay.process.child import command_of
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 LARGE = ClusterConfig.model_validate({"decode": {"resources": {"num_cpus": 2}}})
@@ -70,6 +75,29 @@ def test_where_nothing_listens() -> None:
         RayCluster("127.0.0.1:1"),
     ):
         pytest.fail("there is no Ray")
+
+
+# Ray drops the process of a start that failed.
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_local_ray_whose_gcs_server_hangs_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "60")
+    start, hung = services.start_gcs_server, list[int]()
+
+    def hangs_once(*arguments: Any, **named: Any) -> Any:
+        process = start(*arguments, **named)
+        if not hung:
+            hung.append(process.process.pid)
+            process.process.send_signal(signal.SIGSTOP)
+            monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
+        else:
+            monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "60")
+        return process
+
+    monkeypatch.setattr(services, "start_gcs_server", hangs_once)
+    with RayCluster(num_cpus=1):
+        assert ray.cluster_resources()["CPU"] == 1
+        assert command_of(hung[0]) != "gcs_server"
+    gc.collect()
 
 
 async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
