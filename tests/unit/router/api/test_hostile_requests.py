@@ -118,7 +118,7 @@ def called(attacked: Attacked, message: bytes) -> grpc.StatusCode:
 
 async def test_bodies_over_http(attacked: Attacked) -> None:
     for path, body in HTTP_BODIES.values():
-        data = body(SIZE)
+        data = await asyncio.to_thread(body, SIZE)
         attack = attacking(*[partial(posted, attacked, path, data)] * 2)
         await attacked.guest_is_served()
         for answer in await attack:
@@ -135,7 +135,7 @@ async def test_messages_over_grpc(attacked: Attacked) -> None:
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     )
     for name, message in GRPC_MESSAGES.items():
-        data = message(SIZE)
+        data = await asyncio.to_thread(message, SIZE)
         attack = attacking(*[partial(called, attacked, data)] * 2)
         await attacked.guest_is_served()
         for code in await attack:
