@@ -96,6 +96,7 @@ async def test_unlike_degrees_and_the_death_of_a_rank(prefill: int, decode: int)
             "kv": {"memory": "128MiB"},
             "prefill": {"tensor_parallel": prefill, "chunk_tokens": 64},
             "decode": {"tensor_parallel": decode},
+            "slo": None,
             "listen": ANY_PORT,
         }
     )

@@ -44,6 +44,8 @@ CONFIG: dict[str, Any] = {
     "kv": {"memory": "12MiB", "prefix_cache": False},
     "prefill": {"replicas": 2, "chunk_tokens": 128},
     "decode": {"replicas": 2},
+    # So that the path does not depend on how busy the machine is
+    "slo": None,
     "router": {"default_deadline_s": 4},  # of requests that name none, see `Fleet.ask`
     "transfer": {"lease_s": 4, "transport": "grpc"},  # over a network that can be cut
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
