@@ -25,8 +25,10 @@ DAMAGES = {
 
 
 async def test_row_08_damaged_kv(fleet: Fleet) -> None:
-    """Four at once, since a pair of workers whose hand-off failed is left alone for a while."""
-    prompts = [tokens(700, 80 + number) for number in range(len(DAMAGES))]
+    """Four at once, since a pair of workers whose hand-off failed is left alone for a while. They
+    have two chunks each, so that each prefill worker takes two of them at once.
+    """
+    prompts = [tokens(200, 80 + number) for number in range(len(DAMAGES))]
     await fleet.learn(OTHER, *prompts)
     async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS, Invariant.OWN_KV) as case:
         asked = {
