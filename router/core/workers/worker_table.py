@@ -281,10 +281,12 @@ class Workers:
         worker.stepped_at = now
 
     def prefilled(self, worker_id: str, life: Lifecycle, first: SequenceTokens, now: float) -> None:
-        """Records the prefill time that a worker reports."""
-        if first.prefill is None or life.assignment is None:
-            return
-        if worker_id == life.assignment.prefill:
+        """Records the prefill time that a prefill worker reports."""
+        if (
+            first.prefill is not None
+            and life.assignment is not None
+            and worker_id == life.assignment.prefill
+        ):
             computed = max(1, life.num_tokens - first.prefill.cached_tokens)
             self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
 
