@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.prompt_rate import PromptRate
+from kvrelay.worker.steps.prompt_rate import PromptRate
 
 # Part of the ITL that a step may take. The rest is for the way to the client.
 _STEP_SHARE = 0.9
@@ -34,8 +34,8 @@ class ChunkBudget:
         self._step_s = 0.0
         # Budget of the last step.
         self._given = least
-        # Prompt tokens and seconds of the last step, if sequences also decoded in it; else None.
-        self._mixed: tuple[int, float] | None = None
+        # Prompt tokens and seconds of the last step; None if no sequence decoded in it.
+        self._last: tuple[int, float] | None = None
 
     def tokens(self, itl_s: float | None, now: float) -> int:
         """Returns the most prompt tokens of the next step. itl_s: the smallest ITL in seconds that
@@ -43,51 +43,52 @@ class ChunkBudget:
         """
         if itl_s is None:
             return self._most
-        within = min(self._most, max(self._least, self._within(_STEP_SHARE * itl_s, now)))
         # Steps of the same size are faster, and a chunk should fill its blocks.
-        self._given = int(within // self._least) * self._least
+        self._given = int(self._within(itl_s, now) // self._least) * self._least
         return self._given
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
         """Records a step. decoding: whether sequences decoded in it."""
-        if not prompt_tokens:
-            if decoding:
-                self._step_s += (_NEW if self._step_s else 1.0) * (seconds - self._step_s)
-            self._mixed = None
-        elif not decoding:
+        if not decoding:
             self._rate.add(prompt_tokens, seconds, now)
-            self._mixed = None
-        else:
-            if self._mixed is None and self._step_s:
-                self._rate.add(prompt_tokens, seconds - self._step_s, now)
-            self._mixed = prompt_tokens, seconds
+            self._last = None
+            return
+        if not prompt_tokens:
+            self._step_s += (_NEW if self._step_s else 1.0) * (seconds - self._step_s)
+        elif self._last is not None and not self._last[0]:
+            # The step before had the same sequences, which the average may not have.
+            self._rate.add(prompt_tokens, seconds - self._last[1], now)
+        self._last = prompt_tokens, seconds
 
     def tokens_per_second(self, itl_s: float | None, now: float) -> float | None:
         """Returns the rate at which a prompt would be computed now: 0 if the answers alone take all
         of their ITL, None if unknown. `itl_s` as for `tokens`.
         """
         rate = self._rate.per_second(now)
-        if self._mixed is not None and self._mixed[0] >= self._least:
-            tokens, seconds = self._mixed
+        tokens, seconds = self._last or (0, 0.0)
+        if tokens >= self._least:
             answers_s = seconds - tokens / rate if rate else self._step_s
             return 0.0 if self._takes_all(answers_s, itl_s) else tokens / max(seconds, _LEAST_S)
         if self._takes_all(self._step_s, itl_s):
             return 0.0
         if rate is None or itl_s is None:
             return rate
-        within = (_STEP_SHARE * itl_s - self._step_s) * rate
-        tokens_now = min(self._most, max(self._least, within))
+        tokens_now = self._within(itl_s, now)
         return tokens_now / (self._step_s + tokens_now / rate)
 
     @staticmethod
     def _takes_all(answers_s: float, itl_s: float | None) -> bool:
         return itl_s is not None and answers_s >= _STEP_SHARE * itl_s
 
-    def _within(self, aim_s: float, now: float) -> float:
+    def _within(self, itl_s: float, now: float) -> float:
+        """The prompt tokens that leave the ITL, within the bounds."""
+        return min(self._most, max(self._least, self._estimate(_STEP_SHARE * itl_s, now)))
+
+    def _estimate(self, aim_s: float, now: float) -> float:
         rate = self._rate.per_second(now) or 0.0
-        if self._mixed is None:
+        tokens, seconds = self._last or (0, 0.0)
+        if not tokens:
             return (aim_s - self._step_s) * rate
-        tokens, seconds = self._mixed
         if seconds > aim_s:
             return max(tokens * aim_s / seconds, tokens / _MOST_CHANGE)
         if tokens < self._given:

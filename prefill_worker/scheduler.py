@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.prompt_rate import PromptRate
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.steps.prompt_rate import PromptRate
 
 
 class PrefillScheduler(Scheduler):

@@ -5,7 +5,7 @@ dataclasses.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.protocol_version import Protocol, ours, printable
@@ -26,6 +26,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
     ClusterServiceStub,
     add_ClusterServiceServicer_to_server,
 )
+from kvrelay.wire.fields import optional
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [
@@ -168,19 +169,13 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         epoch=message.epoch,
         state=_state(message.state),
         address=message.address,
-        load=WorkerLoad(**{name: _optional(message, name) for name in _LOAD_FIELDS}),
+        load=WorkerLoad(**{name: optional(message, name) for name in _LOAD_FIELDS}),
         pid=message.pid,
         unfit=message.unfit,
         tensor_parallel=message.tensor_parallel or 1,
         protocol=message.protocol,
         model_id=message.model_id,
     )
-
-
-def _optional(message: pb.WorkerStatus, name: str) -> Any:
-    """Returns the value of a field; None for an unset field that may be unset."""
-    unset = message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name)
-    return None if unset else getattr(message, name)
 
 
 def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
@@ -265,11 +260,7 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
 
 
 def _router_from_proto(message: pb.RouterStatus) -> RouterLoad:
-    load = {name: getattr(message, name) for name in _ROUTER_FIELDS}
-    for name in ("ttft_p95_ms", "itl_p95_ms"):
-        if not message.HasField(name):
-            load[name] = None
-    return RouterLoad(**load)
+    return RouterLoad(**{name: optional(message, name) for name in _ROUTER_FIELDS})
 
 
 def _standby_from_proto(message: pb.StandbyWorker) -> StandbyWorker:

@@ -10,7 +10,7 @@ from kvrelay.messages import Abort, Command, Prefill, PrefixSource, Renew, Reser
 from kvrelay.protocol_version import Protocol, ours
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.fields import optional, to_message, to_value
 from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 from kvrelay.wire.sampling import params_from_proto, params_to_proto
@@ -108,9 +108,9 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
         message,
         token_ids=tuple(message.token_ids),
         sampling=params_from_proto(message.sampling),
-        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        deadline_s=optional(message, "deadline_s"),
         weight=message.weight if message.HasField("weight") else 1.0,
-        itl_s=message.itl_s if message.HasField("itl_s") else None,
+        itl_s=optional(message, "itl_s"),
     )
 
 

@@ -38,6 +38,12 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
 
 
+def optional(message: Message, name: str) -> Any:
+    """Returns the value of a field; None for an unset field that may be unset."""
+    unset = message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name)
+    return None if unset else getattr(message, name)
+
+
 def set_field(message: Message, name: str, value: object) -> None:
     """Sets a scalar field; None leaves it unset. Raises InvalidArgument for a value that does not
     fit.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Slo
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import extend_field, set_field, to_value
+from kvrelay.wire.fields import extend_field, optional, set_field, to_value
 from kvrelay.wire.sampling import SamplingOptions, sampling_from_proto, sampling_to_proto
 
 
@@ -62,18 +62,18 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     return to_value(
         GenerateRequest,
         message,
-        prompt=message.prompt if message.HasField("prompt") else None,
+        prompt=optional(message, "prompt"),
         messages=tuple((one.role, one.content) for one in message.messages),
         token_ids=tuple(message.token_ids),
         sampling=sampling_from_proto(message.sampling),
         resume=tuple(message.resume),
-        cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+        cache_salt=optional(message, "cache_salt"),
         slo=_slo_from_proto(message.slo),
     )
 
 
 def _slo_from_proto(message: pb.Slo) -> Slo:
     return Slo(
-        message.ttft_ms if message.HasField("ttft_ms") else None,
-        message.itl_ms if message.HasField("itl_ms") else None,
+        optional(message, "ttft_ms"),
+        optional(message, "itl_ms"),
     )

@@ -482,16 +482,18 @@ class Dispatcher:
         )
 
     def _outlook(self, entry: Entry, now: float) -> Outlook | None:
-        """Returns the outlook of a waiting request without tokens; None for another.
+        """Returns the outlook of a waiting request without tokens; None for another, and without a
+        configured SLO.
 
         The prompts that wait behind it count too: if they would be late, one of them has to take
         the other path, and the oldest goes first.
         """
-        if entry.begun is not None:
+        common = self._config.slo
+        if entry.begun is not None or common is None:
             return None
         request = entry.life.request
         ahead = self._queue.deferred_beside(entry.ticket, entry.share)
-        return outlook_of(self._config.slo, request.slo, now - request.arrival, ahead)
+        return outlook_of(common, request.slo, now - request.arrival, ahead)
 
     def _overtakes(self, entry: Entry, now: float) -> bool:
         """Whether a new request can run at once, since those in the queue wait for prefill workers

@@ -31,16 +31,12 @@ class Outlook:
     tokens_ahead: int = 0
 
 
-def outlook_of(
-    common: SloConfig | None, slo: Slo, waited_s: float, tokens_ahead: int
-) -> Outlook | None:
-    """Returns the outlook of a request with its own `slo`; None without a common one.
+def outlook_of(common: SloConfig, slo: Slo, waited_s: float, tokens_ahead: int) -> Outlook:
+    """Returns the outlook of a request with its own `slo`.
 
     A request may ask for a longer TTFT than the common one. A shorter one would take the decode
     workers' time from other requests.
     """
-    if common is None:
-        return None
     ttft_s = max(common.ttft_s, (slo.ttft_ms or 0.0) / 1000)
     return Outlook(ttft_s, waited_s, tokens_ahead)
 

@@ -403,8 +403,8 @@ MUTANTS = (
     Mutant(
         "prompts on the local path leave the answers their ITL",
         "decode_worker/chunk_budget.py",
-        "        if itl_s is None:\n            return self._most\n        within",
-        "        if True:\n            return self._most\n        within",
+        "        if itl_s is None:\n            return self._most\n        #",
+        "        if True:\n            return self._most\n        #",
         (
             "unit/decode_worker/test_chunk_budget.py::test_steps_take_the_itl_or_the_least_or_the_most",
             "unit/decode_worker/test_chunk_budget.py::test_a_prompt_leaves_the_answers_their_itl",
@@ -413,8 +413,8 @@ MUTANTS = (
     Mutant(
         "prompts that wait behind a request count, so that it is helped in time",
         DISPATCHER,
-        "outlook_of(self._config.slo, request.slo, now - request.arrival, ahead)",
-        "outlook_of(self._config.slo, request.slo, now - request.arrival, 0)",
+        "outlook_of(common, request.slo, now - request.arrival, ahead)",
+        "outlook_of(common, request.slo, now - request.arrival, 0)",
         (
             "unit/router/core/test_path_prediction.py::test_with_an_slo_decode_workers_take_what_the_prefill_workers_cannot",
         ),
@@ -430,10 +430,10 @@ MUTANTS = (
     ),
     Mutant(
         "one odd step does not change a worker's rate",
-        "kvrelay/prompt_rate.py",
+        "kvrelay/worker/steps/prompt_rate.py",
         "median(rate for _, rate in self._steps)",
         "(sum(rate for _, rate in self._steps) / len(self._steps))",
-        ("unit/test_prompt_rate.py::test_no_odd_step_changes_the_rate_of_a_steady_worker",),
+        ("unit/worker/test_prompt_rate.py::test_no_odd_step_changes_the_rate_of_a_steady_worker",),
     ),
     Mutant(
         "requests that need no prefill worker do not wait for one",

@@ -217,10 +217,6 @@ def test_a_request_may_ask_for_a_longer_ttft_than_the_common_one(slo: Slo, ttft_
     assert outlook_of(COMMON, slo, 0.25, 70) == Outlook(ttft_s, 0.25, 70)
 
 
-def test_without_a_common_slo_the_threshold_decides() -> None:
-    assert outlook_of(None, Slo(ttft_ms=50), 0.25, 70) is None
-
-
 def overrun(slo: dict[str, float] | None, tenants: str = "a") -> VirtualCluster:
     """Prompts that come five times as fast as the prefill worker computes them, in virtual time."""
     cluster = VirtualCluster(1, 2, slots=64, slo=slo)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.prompt_rate import WINDOW_S, PromptRate
+from kvrelay.worker.steps.prompt_rate import WINDOW_S, PromptRate
 
 LEAST = 64
 
