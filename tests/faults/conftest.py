@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
 import pytest_asyncio
 from faults.fleet import Fleet, running_fleet
 from faults.fleet_worker import Forks
 from faults.launcher import FleetLauncher, actuated
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """redis-py does not wait for connections that were reset to be closed. What it left is found in
-    whichever test is running when memory is collected.
-    """
-    ignored = "ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
