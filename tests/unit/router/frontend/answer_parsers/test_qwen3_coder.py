@@ -1,0 +1,128 @@
+"""Answers of Qwen3-Coder."""
+
+from __future__ import annotations
+
+import pytest
+from unit.router.frontend.answer_parsers.parsed_answers import (
+    call,
+    content,
+    parsed,
+    parsed_any_cut,
+    tool,
+)
+
+from router.frontend.answer_parsers.events import CallArguments
+from router.frontend.answer_parsers.qwen3_coder import Qwen3CoderParser
+
+
+def xml(value: str) -> str:
+    """A call with one parameter, `p`."""
+    function = f"<function=f>\n<parameter=p>\n{value}\n</parameter>\n</function>"
+    return f"<tool_call>\n{function}\n</tool_call>"
+
+
+ANSWERS = {
+    "two calls": (
+        f"Sure.\n{xml('Oslo')}\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>\n",
+        [content("Sure.\n"), call("f", '{"p": "Oslo"}'), call("get_time", "{}")],
+    ),
+    "several parameters": (
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=b c>x</parameter></function>"
+        "</tool_call>done",
+        [call("f", '{"a": "1", "b c": "x"}'), content("done")],
+    ),
+    "lines and quotes": (
+        xml('\n  if a < b:\n\tsay("é\\n </p>")\n'),
+        [call("f", '{"p": "\\n  if a < b:\\n\\tsay(\\"é\\\\n </p>\\")\\n"}')],
+    ),
+    "an empty value": (xml(""), [call("f", '{"p": ""}')]),
+    "no marker before the function": (
+        "<function=f>\n<parameter=p>\n1\n</parameter>\n</function>\n</tool_call>",
+        [call("f", '{"p": "1"}')],
+    ),
+    "no end of a parameter": (
+        "<tool_call><function=f><parameter=a>\nx\n<parameter=b>\ny\n</function></tool_call>",
+        [call("f", '{"a": "x", "b": "y"}')],
+    ),
+    "no end of the function": (
+        "<tool_call><function=f><parameter=a>\nx\n</parameter>\n</tool_call>",
+        [call("f", '{"a": "x"}')],
+    ),
+    "text after a parameter": (
+        "<tool_call><function=f><parameter=a>x</parameter>oops</function>",
+        [call("f", '{"a": "x"'), content("oops</function>")],
+    ),
+    "no function": (
+        '<tool_call>\n{"name": "f"}\n</tool_call>',
+        [content('<tool_call>\n{"name": "f"}\n</tool_call>')],
+    ),
+    "truncated in the name": (
+        "<tool_call>\n<function=get_",
+        [content("<tool_call>\n<function=get_")],
+    ),
+    "truncated in a value": ("<tool_call><function=f><parameter=p>\nOs", [call("f", '{"p": "Os')]),
+    "truncated after a value": (xml("Oslo")[:-24], [call("f", '{"p": "Oslo"')]),
+}
+
+
+@pytest.mark.parametrize(("answer", "parts"), ANSWERS.values(), ids=ANSWERS)
+def test_answers_are_parsed(answer: str, parts: list[tuple[str, ...]]) -> None:
+    assert parsed_any_cut("qwen3_coder", answer) == parts
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "42", "42"),
+        ({"type": "number"}, " 3.5 ", "3.5"),
+        ({"type": "boolean"}, "True", "true"),
+        ({"type": "boolean"}, "yes", '"yes"'),
+        ({"type": "integer"}, "abc", '"abc"'),
+        ({"type": "number"}, "NaN", '"NaN"'),
+        ({"type": "string"}, "42", '"42"'),
+        ({"type": "string"}, '{"a": 1}', '"{\\"a\\": 1}"'),
+        ({"type": "object"}, '{"a": [1,\n 2]}', '{"a": [1,\n 2]}'),
+        ({"type": "object"}, "{'a': 1}", "\"{'a': 1}\""),
+        ({"type": ["integer", "null"]}, "None", "null"),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"type": ["string", "null"]}, "5", '"5"'),
+        ({"anyOf": [{"type": "array"}, {"type": "null"}]}, '["a"]', '["a"]'),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "5", '"5"'),
+        ({"$ref": "#/$defs/Point"}, '{"x": 1}', '{"x": 1}'),
+        ({"description": "a city"}, "5", '"5"'),
+        ({"type": "array"}, "[" * 100_000, '"' + "[" * 100_000 + '"'),
+        ({"type": {}, "anyOf": 3}, "x", '"x"'),
+        (None, "5", '"5"'),
+        (True, "5", '"5"'),
+    ],
+)
+def test_values_have_the_types_of_the_schema(schema: object, text: str, value: str) -> None:
+    arguments = parsed("qwen3_coder", xml(text), [tool("g", {}), tool("f", {"p": schema})])
+    assert arguments == [call("f", f'{{"p": {value}}}')]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {},
+        {"function": None},
+        {"function": {"name": "f"}},
+        {"function": {"name": "f", "parameters": 3}},
+    ],
+)
+def test_tools_without_a_schema_have_strings(definition: dict[str, object]) -> None:
+    assert parsed("qwen3_coder", xml("5"), [definition]) == [call("f", '{"p": "5"}')]
+
+
+def test_functions_without_a_marker_are_calls_of_tools_only() -> None:
+    text = "<function=f></function>"
+    assert parsed_any_cut("qwen3_coder", text, [tool("f", {})]) == [call("f", "{}")]
+    assert parsed_any_cut("qwen3_coder", text, [tool("g", {})]) == [content(text)]
+
+
+def test_strings_are_streamed() -> None:
+    parser = Qwen3CoderParser(())
+    parser.push("<tool_call>\n<function=f>\n<parameter=p>\n")
+    assert parser.push("one\n") == [CallArguments(0, "one")]
+    assert parser.push("two\n</par") == [CallArguments(0, "\\ntwo")]
+    assert parser.push("ameter>") == [CallArguments(0, '"')]
