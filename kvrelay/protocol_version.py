@@ -16,7 +16,9 @@ from kvrelay.errors import FailedPrecondition
 
 VERSION = 1
 OLDEST = 0
-FEATURES = ("full_model_id", "system_fingerprint", "unknown_ignored")
+# A peer with this feature follows the guidance of SamplingParams. Others would ignore it.
+GUIDANCE = "guidance"
+FEATURES = ("full_model_id", "system_fingerprint", "unknown_ignored", GUIDANCE)
 # Most features that a peer may send. MAX_TEXT bounds the characters of each.
 MAX_FEATURES = 64
 MAX_TEXT = 64

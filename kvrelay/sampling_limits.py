@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import SamplingParams
+from kvrelay.types.requests import Guidance, SamplingParams
 
 INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -25,6 +25,8 @@ MAX_BIAS = 100.0
 # Entries.
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKENS = 1024
+# Bytes of UTF-8.
+MAX_GUIDANCE = 2**16
 
 # The least temperature for random sampling. In float32 the smallest temperatures are 0, and 0 / 0
 # is NaN.
@@ -108,6 +110,7 @@ def check_sizes(params: SamplingParams, vocab_size: int) -> None:
     """The checks that a worker makes once per sequence, on arrival. Raises InvalidArgument like
     `check_params`.
     """
+    check_guidance(params.guidance, params.ignore_eos, params.min_tokens)
     for name, count, most in (
         ("logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKENS),
@@ -118,6 +121,26 @@ def check_sizes(params: SamplingParams, vocab_size: int) -> None:
         if not 0 <= token_id < vocab_size:
             raise bad_value(
                 "stop_token_ids", f"token {token_id}", f"token ids from 0 to {vocab_size - 1}"
+            )
+
+
+def check_guidance(guidance: Guidance | None, ignore_eos: bool, min_tokens: int) -> None:
+    """Raises InvalidArgument for guidance without a source or with one that is too long, and for
+    options that contradict it.
+    """
+    if guidance is None:
+        return
+    size = len(guidance.source.encode(errors="surrogatepass"))
+    if not 0 < size <= MAX_GUIDANCE:
+        raise InvalidArgument(
+            f"guidance has {size} bytes; allowed are 1 to {MAX_GUIDANCE}", field="guidance"
+        )
+    for option, given in (("ignore_eos", ignore_eos), ("min_tokens", min_tokens > 0)):
+        if given:
+            raise InvalidArgument(
+                f"{option} is set, and guidance ends the answer where the grammar is complete; "
+                f"leave out {option} or guidance",
+                field=option,
             )
 
 

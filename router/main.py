@@ -69,7 +69,7 @@ async def serve(
     end = asyncio.create_task(_end_in_time(stop))
     allow_connections()
     card = ModelCard.load(model_path, config.model, ask_transformers)
-    text = Text.load(model_path)
+    text = Text.load(model_path, config.model.tool_format)
     try:
         async with await Registry.connect(
             redis_url, loopback_only=config.listen.workers_on_loopback
@@ -209,6 +209,7 @@ async def run_router(
         await asyncio.gather(public.stop(LAST_ANSWERS_S), admin.stop(LAST_ANSWERS_S), web)
         for task in loops:
             task.cancel()
+    await frontend.guidance.close()
     await heartbeat.end()
     await tracing.close()
 

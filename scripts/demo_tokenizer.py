@@ -12,13 +12,26 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 2048
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>")
 
-# A conversation is <s>, followed by role, text and </s> for each turn.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message.role not in ['system', 'user', "
-    "'assistant'] %}{{ raise_exception('unknown role ' + message.role + '; use system, user or "
-    "assistant') }}{% endif %}{{ '<|' + message.role + '|>' + message.content | trim + eos_token "
-    "}}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+# A conversation is <s>, followed by role, text and </s> for each turn. The model was not trained to
+# call tools. A client that requires a call gets one, since the answer then follows a grammar.
+CHAT_TEMPLATE = """\
+{{ bos_token }}
+{%- if tools %}
+{{- '<|system|>Call one of these functions with <tool_call>{"name": ..., "arguments": {...}}' }}
+{{- '</tool_call>: ' + tools | tojson + eos_token }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role not in ['system', 'user', 'assistant', 'tool'] %}
+{{- raise_exception('unknown role ' + message.role + '; use system, user, assistant or tool') }}
+{%- endif %}
+{{- '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }}
+{{- (message.content or '') | trim }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' + call.function | tojson + '</tool_call>' }}
+{%- endfor %}
+{{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

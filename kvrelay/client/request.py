@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import Slo
+from kvrelay.types.chat import ChatMessage
+from kvrelay.types.requests import Guidance, Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 
 # {"role": ..., "content": ...}, or the pair.
@@ -47,6 +49,9 @@ class GenerateOptions(TypedDict, total=False):
     repetition_penalty: float | None
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
+    # A grammar that the answer follows: {"json_schema": ...}, {"regex": ...} or {"lark": ...}. A
+    # schema may be a dict.
+    guidance: Guidance | Mapping[str, Any] | None
     request_id: str | None
     # Lower values run first.
     priority: int | None
@@ -89,11 +94,15 @@ def _plain(name: str, value: Any) -> Any:
         match name:
             case "messages":
                 return tuple(
-                    (one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one)
+                    ChatMessage(one["role"], one["content"])
+                    if isinstance(one, Mapping)
+                    else ChatMessage(*one)
                     for one in value
                 )
             case "slo" if isinstance(value, Mapping):
                 return Slo(**value)
+            case "guidance" if not isinstance(value, Guidance):
+                return _guidance(**value)
             case "logit_bias":
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):
@@ -102,3 +111,18 @@ def _plain(name: str, value: Any) -> Any:
                 return tuple(value) if name in _SEQUENCES else value
     except (AttributeError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{name}: {value!r:.80} is invalid: {error}", field=name) from error
+
+
+def _guidance(
+    *, json_schema: object = None, regex: str | None = None, lark: str | None = None
+) -> Guidance:
+    if json_schema is not None and not isinstance(json_schema, str):
+        json_schema = json.dumps(json_schema)
+    match json_schema, regex, lark:
+        case str(source), None, None:
+            return Guidance("json_schema", source)
+        case None, str(source), None:
+            return Guidance("regex", source)
+        case None, None, str(source):
+            return Guidance("lark", source)
+    raise TypeError("give exactly one of json_schema, regex and lark")

@@ -18,6 +18,17 @@ _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
+ToolFormatName = Literal[
+    "auto",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "harmony",
+    "json",
+]
 
 
 class ModelConfig(Section):
@@ -29,6 +40,8 @@ class ModelConfig(Section):
     # Tokens; capped at the maximum of the model.
     # The shortest request has one token of the prompt and one of the answer.
     max_model_len: Annotated[int, Field(ge=2, strict=True)] | None = None
+    # How the model writes tool calls. auto: as its chat template tells.
+    tool_format: ToolFormatName = "auto"
 
 
 class TransferConfig(Section):

@@ -25,6 +25,7 @@ from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.faults import SegmentsFailed
+from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, sample
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
@@ -56,6 +57,7 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.eos_token_ids = loaded.eos_token_ids
         self.vocab_size = loaded.vocab_size
+        self.grammars = Grammars(loaded.folder, loaded.vocab_size, loaded.eos_token_ids)
         self.weight_bytes = weight_bytes(loaded.model)
         self.kv_bytes = layout.arena_bytes(kv.num_blocks)
         self.kernels = "torch" if without_kernels else "native"
@@ -285,6 +287,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Ends the other ranks and releases the KV memory. No step may be running."""
+        self.grammars.close()
         if self._group is not None:
             self._group.close()
         self.kv.close()

@@ -1,9 +1,11 @@
 """The process that renders chat templates. Templates are untrusted code from a model folder.
 
 `chat_template.py` runs this file. Each request on stdin is a line {"template", "variables",
-"lengths", "timeout_s"}. The texts follow it: role and content of each message, with these lengths
-in bytes. The process first writes {"ready": true} to stdout. Then it writes for each request a line
-{"error"}, or a line {"length"} followed by a text of that many bytes. It exits when stdin ends.
+"messages", "tools", "template_kwargs", "lengths", "timeout_s"}. The texts follow it, with these
+lengths in bytes. In the messages, a number stands for the text at this place; `tools` and
+`template_kwargs` are such numbers, or null. The process first writes {"ready": true} to stdout.
+Then it writes for each request a line {"error"}, or a line {"length"} followed by a text of that
+many bytes. It exits when stdin ends.
 """
 
 from __future__ import annotations
@@ -30,14 +32,19 @@ def main() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def render(request: dict[str, Any], messages: list[dict[str, str]]) -> str:
-        texts, _ = render_jinja_template(
-            [messages],
+    def render(request: dict[str, Any], texts: list[str]) -> str:
+        given = {
+            name: None if request[name] is None else json.loads(texts[request[name]])
+            for name in ("tools", "template_kwargs")
+        }
+        rendered, _ = render_jinja_template(
+            [[_message(one, texts) for one in request["messages"]]],
             chat_template=request["template"],
+            tools=given["tools"],
             add_generation_prompt=True,
-            **request["variables"],
+            **(given["template_kwargs"] or {}) | request["variables"],
         )
-        return str(texts[0])
+        return str(rendered[0])
 
     _limit_resources()
     _send(replies, {"ready": True})
@@ -45,21 +52,45 @@ def main() -> None:
         request = json.loads(line)
         # SIGALRM ends the process.
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
-        read = [
+        texts = [
             requests.read(length).decode(errors="surrogatepass") for length in request["lengths"]
-        ]
-        messages = [
-            {"role": role, "content": content}
-            for role, content in zip(read[::2], read[1::2], strict=True)
         ]
         text = b""
         try:
-            text = render(request, messages).encode(errors="surrogatepass")
+            text = render(request, texts).encode(errors="surrogatepass")
             reply: dict[str, object] = {"length": len(text)}
         except Exception as error:  # noqa: BLE001 - whatever a template raises is the answer
             reply = {"error": (str(error) or type(error).__name__)[:MAX_ERROR]}
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, reply, text)
+
+
+def _message(places: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    """Returns the message as templates expect it: the arguments of calls are objects."""
+    message = {
+        name: None if place is None else texts[place]
+        for name, place in places.items()
+        if name != "tool_calls"
+    }
+    calls = [{name: texts[place] for name, place in one.items()} for one in places["tool_calls"]]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": one["id"],
+                "type": "function",
+                "function": {"name": one["name"], "arguments": _arguments(one["arguments"])},
+            }
+            for one in calls
+        ]
+    return message
+
+
+def _arguments(text: str) -> Any:
+    """Returns the value of the JSON text, or the text itself if the model wrote it wrong."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _private_stdout() -> BinaryIO:

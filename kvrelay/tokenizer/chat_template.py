@@ -15,6 +15,7 @@ from typing import Any
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound, Unavailable
 from kvrelay.models.model_json import read_model_json
 from kvrelay.process.child import send_signal
+from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
 
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 _START_S = 60.0
@@ -68,8 +69,18 @@ class ChatTemplate:
         tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
 
-    async def render(self, messages: Sequence[tuple[str, str]], timeout_s: float = 2.0) -> str:
-        """Returns the prompt for (role, content) pairs, up to the beginning of the answer.
+    @property
+    def source(self) -> str:
+        """The text of the template."""
+        return self._template
+
+    async def render(
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = WITHOUT_TOOLS,
+        timeout_s: float = 2.0,
+    ) -> str:
+        """Returns the prompt for a conversation, up to the beginning of the answer.
 
         The prompt contains the special tokens, so encode it without adding any. Raises
         InvalidArgument with the template's message when the template rejects the messages,
@@ -78,19 +89,20 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
-        # The texts follow their lengths as raw bytes, because writing megabytes as JSON would block
-        # the event loop.
-        texts = [text.encode(errors="surrogatepass") for message in messages for text in message]
+        texts = _Texts()
         request = {
             "template": self._template,
             "variables": self._variables,
-            "lengths": list(map(len, texts)),
+            "messages": [_places(one, texts) for one in messages],
+            "tools": texts.add(options.tools or None),
+            "template_kwargs": texts.add(options.template_kwargs or None),
+            "lengths": list(map(len, texts.encoded)),
             "timeout_s": timeout_s,
         }
         async with self._turn:
             reply: dict[str, str] | None = None
             try:
-                reply = await self._ask(await self._started(), request, texts, timeout_s)
+                reply = await self._ask(await self._started(), request, texts.encoded, timeout_s)
             finally:
                 # The pipe may still contain the answer to this call.
                 if reply is None:
@@ -183,6 +195,40 @@ class ChatTemplate:
             process.stdin.close()
             # Reads the pipe to its end and reaps the process.
             await process.communicate()
+
+
+class _Texts:
+    """The texts of a request. They follow it as raw bytes, because writing megabytes as JSON would
+    block the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.encoded: list[bytes] = []
+
+    def add(self, text: str | None) -> int | None:
+        """Adds a text and returns its place; None stays None."""
+        if text is None:
+            return None
+        self.encoded.append(text.encode(errors="surrogatepass"))
+        return len(self.encoded) - 1
+
+
+def _places(message: ChatMessage, texts: _Texts) -> dict[str, Any]:
+    """Returns the message with the places of its texts."""
+    places: dict[str, Any] = {
+        "role": texts.add(message.role),
+        "content": texts.add(message.content),
+        "tool_calls": [
+            {name: texts.add(getattr(one, name)) for name in ("id", "name", "arguments")}
+            for one in message.tool_calls
+        ],
+    }
+    more = {
+        "reasoning_content": message.reasoning,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return places | {name: texts.add(text) for name, text in more.items() if text is not None}
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:

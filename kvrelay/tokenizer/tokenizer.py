@@ -84,6 +84,11 @@ class Tokenizer:
             id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
 
+    def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """Returns those of the texts that are special tokens, by token id."""
+        found = ((self._backend.token_to_id(one), one) for one in texts)
+        return {id_: one for id_, one in found if id_ in self.special_ids}
+
     @cached_property
     def max_token_bytes(self) -> int | None:
         """Most bytes of UTF-8 that one token can represent; None if there is no bound.
@@ -201,10 +206,16 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Iterable[str] = (), prompt_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Iterable[str] = (),
+        prompt_ids: Sequence[int] = (),
+        markers: Iterable[str] = (),
     ) -> None:
+        """`markers`: special tokens that appear in the text. Others have no text."""
         self._text = _Detokenizer(tokenizer, prompt_ids)
         self._stop = _StopStrings(stop)
+        self._markers = tokenizer.special_tokens(markers)
 
     @property
     def stopped(self) -> bool:
@@ -213,6 +224,9 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds a token. Returns the text that can be shown now."""
+        marker = self._markers.get(token_id)
+        if marker is not None:
+            return self._stop.push(self._text.finish() + marker)
         return self._stop.push(self._text.push(token_id))
 
     def finish(self) -> str:

@@ -7,6 +7,17 @@ from typing import Literal
 
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+GuidanceKind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """A grammar that the answer follows: a JSON schema, a regular expression of the whole answer,
+    or a grammar in llguidance's variant of Lark.
+    """
+
+    kind: GuidanceKind
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    guidance: Guidance | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvrelay/v1/inference.proto\x12\nkvrelay.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xdd\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).kvrelay.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\t\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0f \x01(\x05\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"G\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06itl_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\t\n\x07_itl_ms\"\xc4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x08messages\x18\x04 \x03(\x0b\x32\x17.kvrelay.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06resume\x18\x08 \x03(\x05\x12\x17\n\ncache_salt\x18\t \x01(\tH\x01\x88\x01\x01\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.kvrelay.v1.Slo\x12\x1a\n\x12system_fingerprint\x18\x14 \x01(\tB\t\n\x07_promptB\r\n\x0b_cache_salt\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.kvrelay.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x9e\x01\n\x07Handoff\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x03\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x15\n\rcached_blocks\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"d\n\x07\x41ttempt\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\x12\x15\n\rdecode_worker\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\"\xdd\x01\n\x06Ledger\x12!\n\x06phases\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Phase\x12\x14\n\x0cttft_seconds\x18\x02 \x01(\x01\x12 \n\x18second_token_gap_seconds\x18\x03 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x04 \x01(\x01\x12\x13\n\x0b\x65\x32\x65_seconds\x18\x05 \x01(\x01\x12$\n\x07handoff\x18\x06 \x01(\x0b\x32\x13.kvrelay.v1.Handoff\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.kvrelay.v1.Attempt\"\x97\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.kvrelay.v1.Usage\x12\x0c\n\x04path\x18\x08 \x01(\t\x12\x0b\n\x03why\x18\t \x01(\t\x12\"\n\x06ledger\x18\n \x01(\x0b\x32\x12.kvrelay.v1.Ledger\x12\x1a\n\x12system_fingerprint\x18\x14 \x01(\t\"\x13\n\x11ListModelsRequest\"c\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Model2\xa8\x01\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.kvrelay.v1.GenerateRequest\x1a\x1c.kvrelay.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.kvrelay.v1.ListModelsRequest\x1a\x1e.kvrelay.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvrelay/v1/inference.proto\x12\nkvrelay.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"L\n\x08Guidance\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x08\n\x06source\"\x85\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).kvrelay.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\t\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0f \x01(\x05\x12&\n\x08guidance\x18\x10 \x01(\x0b\x32\x14.kvrelay.v1.Guidance\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"G\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06itl_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\t\n\x07_itl_ms\"\xc4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x08messages\x18\x04 \x03(\x0b\x32\x17.kvrelay.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06resume\x18\x08 \x03(\x05\x12\x17\n\ncache_salt\x18\t \x01(\tH\x01\x88\x01\x01\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.kvrelay.v1.Slo\x12\x1a\n\x12system_fingerprint\x18\x14 \x01(\tB\t\n\x07_promptB\r\n\x0b_cache_salt\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.kvrelay.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x9e\x01\n\x07Handoff\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x03\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x15\n\rcached_blocks\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"d\n\x07\x41ttempt\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\x12\x15\n\rdecode_worker\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\"\xdd\x01\n\x06Ledger\x12!\n\x06phases\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Phase\x12\x14\n\x0cttft_seconds\x18\x02 \x01(\x01\x12 \n\x18second_token_gap_seconds\x18\x03 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x04 \x01(\x01\x12\x13\n\x0b\x65\x32\x65_seconds\x18\x05 \x01(\x01\x12$\n\x07handoff\x18\x06 \x01(\x0b\x32\x13.kvrelay.v1.Handoff\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.kvrelay.v1.Attempt\"\x97\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.kvrelay.v1.Usage\x12\x0c\n\x04path\x18\x08 \x01(\t\x12\x0b\n\x03why\x18\t \x01(\t\x12\"\n\x06ledger\x18\n \x01(\x0b\x32\x12.kvrelay.v1.Ledger\x12\x1a\n\x12system_fingerprint\x18\x14 \x01(\t\"\x13\n\x11ListModelsRequest\"c\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Model2\xa8\x01\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.kvrelay.v1.GenerateRequest\x1a\x1c.kvrelay.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.kvrelay.v1.ListModelsRequest\x1a\x1e.kvrelay.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,36 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CHATMESSAGE']._serialized_start=42
   _globals['_CHATMESSAGE']._serialized_end=86
-  _globals['_SAMPLINGPARAMS']._serialized_start=89
-  _globals['_SAMPLINGPARAMS']._serialized_end=694
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=497
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=545
-  _globals['_SLO']._serialized_start=696
-  _globals['_SLO']._serialized_end=767
-  _globals['_GENERATEREQUEST']._serialized_start=770
-  _globals['_GENERATEREQUEST']._serialized_end=1094
-  _globals['_TOKENLOGPROB']._serialized_start=1096
-  _globals['_TOKENLOGPROB']._serialized_end=1145
-  _globals['_TOKENLOGPROBS']._serialized_start=1147
-  _globals['_TOKENLOGPROBS']._serialized_end=1218
-  _globals['_USAGE']._serialized_start=1220
-  _globals['_USAGE']._serialized_end=1300
-  _globals['_PHASE']._serialized_start=1302
-  _globals['_PHASE']._serialized_end=1340
-  _globals['_HANDOFF']._serialized_start=1343
-  _globals['_HANDOFF']._serialized_end=1501
-  _globals['_ATTEMPT']._serialized_start=1503
-  _globals['_ATTEMPT']._serialized_end=1603
-  _globals['_LEDGER']._serialized_start=1606
-  _globals['_LEDGER']._serialized_end=1827
-  _globals['_GENERATERESPONSE']._serialized_start=1830
-  _globals['_GENERATERESPONSE']._serialized_end=2109
-  _globals['_LISTMODELSREQUEST']._serialized_start=2111
-  _globals['_LISTMODELSREQUEST']._serialized_end=2130
-  _globals['_MODEL']._serialized_start=2132
-  _globals['_MODEL']._serialized_end=2231
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2233
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2288
-  _globals['_INFERENCESERVICE']._serialized_start=2291
-  _globals['_INFERENCESERVICE']._serialized_end=2459
+  _globals['_GUIDANCE']._serialized_start=88
+  _globals['_GUIDANCE']._serialized_end=164
+  _globals['_SAMPLINGPARAMS']._serialized_start=167
+  _globals['_SAMPLINGPARAMS']._serialized_end=812
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=615
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=663
+  _globals['_SLO']._serialized_start=814
+  _globals['_SLO']._serialized_end=885
+  _globals['_GENERATEREQUEST']._serialized_start=888
+  _globals['_GENERATEREQUEST']._serialized_end=1212
+  _globals['_TOKENLOGPROB']._serialized_start=1214
+  _globals['_TOKENLOGPROB']._serialized_end=1263
+  _globals['_TOKENLOGPROBS']._serialized_start=1265
+  _globals['_TOKENLOGPROBS']._serialized_end=1336
+  _globals['_USAGE']._serialized_start=1338
+  _globals['_USAGE']._serialized_end=1418
+  _globals['_PHASE']._serialized_start=1420
+  _globals['_PHASE']._serialized_end=1458
+  _globals['_HANDOFF']._serialized_start=1461
+  _globals['_HANDOFF']._serialized_end=1619
+  _globals['_ATTEMPT']._serialized_start=1621
+  _globals['_ATTEMPT']._serialized_end=1721
+  _globals['_LEDGER']._serialized_start=1724
+  _globals['_LEDGER']._serialized_end=1945
+  _globals['_GENERATERESPONSE']._serialized_start=1948
+  _globals['_GENERATERESPONSE']._serialized_end=2227
+  _globals['_LISTMODELSREQUEST']._serialized_start=2229
+  _globals['_LISTMODELSREQUEST']._serialized_end=2248
+  _globals['_MODEL']._serialized_start=2250
+  _globals['_MODEL']._serialized_end=2349
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2351
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2406
+  _globals['_INFERENCESERVICE']._serialized_start=2409
+  _globals['_INFERENCESERVICE']._serialized_end=2577
 # @@protoc_insertion_point(module_scope)

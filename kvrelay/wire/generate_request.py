@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import extend_field, optional, set_field, to_value
@@ -20,8 +21,7 @@ class GenerateRequest:
     request_id: str = ""
     model: str = ""
     prompt: str | None = None
-    # (role, content) pairs.
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
     token_ids: tuple[int, ...] = ()
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     priority: int = 0
@@ -48,11 +48,11 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         extend_field(message, name, getattr(request, name))
     try:
         message.messages.extend(
-            pb.ChatMessage(role=role, content=content) for role, content in request.messages
+            pb.ChatMessage(role=one.role, content=one.content) for one in request.messages
         )
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"messages: {error}; give (role, content) pairs of text", field="messages"
+            f"messages: {error}; give role and content of each as text", field="messages"
         ) from error
     return message
 
@@ -63,7 +63,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         GenerateRequest,
         message,
         prompt=optional(message, "prompt"),
-        messages=tuple((one.role, one.content) for one in message.messages),
+        messages=tuple(ChatMessage(one.role, one.content) for one in message.messages),
         token_ids=tuple(message.token_ids),
         sampling=sampling_from_proto(message.sampling),
         resume=tuple(message.resume),

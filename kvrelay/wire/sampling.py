@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast, get_args
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import SamplingParams
+from kvrelay.types.requests import Guidance, GuidanceKind, SamplingParams
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import extend_field, set_field
 
@@ -32,6 +32,7 @@ class SamplingOptions:
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    guidance: Guidance | None = None
 
     def with_defaults(self) -> SamplingParams:
         """Returns the parameters, with the defaults of SamplingParams for unset options."""
@@ -41,7 +42,9 @@ class SamplingOptions:
 
 
 _FIELDS = tuple(one.name for one in fields(SamplingOptions))
-_OPTIONAL = tuple(one.name for one in fields(SamplingOptions) if one.default is None)
+_OPTIONAL = tuple(
+    one.name for one in fields(SamplingOptions) if one.default is None and one.name != "guidance"
+)
 
 
 def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.SamplingParams:
@@ -59,11 +62,15 @@ def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.Sampling
         raise InvalidArgument(
             f"logit_bias: {error}; give token ids and numbers", field="logit_bias"
         ) from error
+    if sampling.guidance is not None:
+        message.guidance.CopyFrom(_guidance_to_proto(sampling.guidance))
     return message
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingOptions:
-    """Converts a message to sampling options. Unset fields become None."""
+    """Converts a message to sampling options. Unset fields become None. Raises InvalidArgument for
+    guidance of an unknown kind.
+    """
     return SamplingOptions(**_given(message))
 
 
@@ -72,9 +79,33 @@ params_to_proto = sampling_to_proto
 
 def params_from_proto(message: pb.SamplingParams) -> SamplingParams:
     """Converts a message to a complete set of parameters, as components of the cluster exchange
-    it.
+    it. Raises InvalidArgument as `sampling_from_proto` does.
     """
     return SamplingParams(**_given(message))
+
+
+def _guidance_to_proto(guidance: Guidance) -> pb.Guidance:
+    message = pb.Guidance()
+    if guidance.kind not in get_args(GuidanceKind):
+        raise InvalidArgument(
+            f"guidance is of kind {guidance.kind!r:.40}; allowed are "
+            f"{', '.join(get_args(GuidanceKind))}",
+            field="guidance",
+        )
+    set_field(message, guidance.kind, guidance.source)
+    return message
+
+
+def _guidance_from_proto(message: pb.Guidance) -> Guidance:
+    """Raises InvalidArgument for a kind of a future version, which this version cannot follow."""
+    kind = message.WhichOneof("source")
+    if kind is None:
+        raise InvalidArgument(
+            "guidance has no source that this version knows; give one of json_schema, regex and "
+            "lark",
+            field="guidance",
+        )
+    return Guidance(cast(GuidanceKind, kind), getattr(message, kind))
 
 
 def _given(message: pb.SamplingParams) -> dict[str, Any]:
@@ -84,4 +115,7 @@ def _given(message: pb.SamplingParams) -> dict[str, Any]:
         "ignore_eos": message.ignore_eos,
         "min_tokens": message.min_tokens,
         "logit_bias": tuple(sorted(message.logit_bias.items())),
+        "guidance": _guidance_from_proto(message.guidance)
+        if message.HasField("guidance")
+        else None,
     }

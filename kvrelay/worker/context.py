@@ -62,8 +62,15 @@ class WorkerContext:
         self.work = asyncio.Event()
 
     def sequence(self, spec: SequenceSpec) -> Sequence:
-        """Returns a new sequence that arrives now."""
-        return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt))
+        """Returns a new sequence that arrives now.
+
+        Raises what Grammars.open raises. `GuidedStarts` has compiled the guidance before, so this
+        does not block.
+        """
+        guidance, matcher = spec.sampling.guidance, None
+        if guidance is not None:
+            matcher = self.runner.grammars.open(guidance, spec.token_ids, spec.prompt_len)
+        return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt), matcher)
 
     def finish(self, key: Key, event: Event) -> None:
         """Sends the last event of an attempt, and forgets its session."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
 
 
@@ -23,6 +24,8 @@ class Sequence:
     # Monotonic seconds.
     arrived: float
     hasher: BlockHasher
+    # The state of the sequence's guidance.
+    matcher: Matcher | None = None
     # int64, so that a penalty's tensor of the tokens needs no loop.
     tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)

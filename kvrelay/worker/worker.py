@@ -25,6 +25,7 @@ from kvrelay.messages import (
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import Key, WorkerContext
+from kvrelay.worker.guided_starts import GuidedStarts
 from kvrelay.worker.heartbeat import Heartbeat
 from kvrelay.worker.sequence import Work
 from kvrelay.worker.sequence_check import sequence_flaw
@@ -54,6 +55,7 @@ class Worker:
         self.state_changed = asyncio.Event()
         self._steps = StepLoop(context, self.stage.scheduler, self)
         self._meter = Meter(context.clock)
+        self._guided_starts = GuidedStarts(context.runner)
         self.heartbeat = Heartbeat(context, self._meter)
         self._drain_by: float | None = None
 
@@ -105,7 +107,27 @@ class Worker:
         if key in self.context.sessions:
             self.stage.repeat(key, session)
         elif self._can_run(command.spec, session):
-            self.stage.start(command, session)
+            if command.spec.sampling.guidance is None:
+                self.stage.start(command, session)
+            else:
+                self._start_guided(command, session)
+
+    def _start_guided(self, command: Start, session: RouterSession) -> None:
+        """Starts the sequence when its guidance is compiled, if it can still run then."""
+        key = command.spec.key
+        # From now on the attempt can be aborted.
+        self.context.sessions[key] = session
+
+        def start() -> None:
+            del self.context.sessions[key]
+            if self._can_run(command.spec, session):
+                self.stage.start(command, session)
+
+        def fail(error: KvRelayError) -> None:
+            self.context.sessions.pop(key, None)
+            session.send(Failed(*key, error.code, error.message))
+
+        self._guided_starts.add(command.spec, start, fail)
 
     def _may_use(self, key: Key, session: RouterSession) -> bool:
         """Whether no other router has an attempt with this key."""
@@ -143,10 +165,12 @@ class Worker:
             self._abort(key)
 
     def _abort(self, key: Key) -> None:
+        self._guided_starts.cancel(key)
         self.stage.abort(key)
         self.context.sessions.pop(key, None)
 
     def _fail(self, key: Key, code: Code, message: str) -> None:
+        self._guided_starts.cancel(key)
         self.stage.abort(key)
         self.context.fail(key, code, message)
 
@@ -257,6 +281,7 @@ class Worker:
         """Ends all transfers and connections, then releases the KV memory. Call it when `run` has
         ended.
         """
+        self._guided_starts.close()
         await self.stage.close()
         self.context.runner.close()
 

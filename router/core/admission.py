@@ -52,7 +52,9 @@ class Admission:
             )
         return displaced
 
-    def check_time(self, share: Share, priority: int, max_tokens: int, time_left: float) -> None:
+    def check_time(
+        self, share: Share, priority: int, max_tokens: int | None, time_left: float
+    ) -> None:
         """Raises ResourceExhausted for a request that would miss its deadline. `time_left` is in
         seconds.
         """
@@ -67,7 +69,7 @@ class Admission:
             )
             raise self.refusal("deadline", text, wait)
 
-    def too_late(self, max_tokens: int, time_left: float) -> bool:
+    def too_late(self, max_tokens: int | None, time_left: float) -> bool:
         """Whether a request that starts now would miss its deadline. `time_left` is in seconds."""
         return self._throughput.service_s(max_tokens) > time_left
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol_version import ours
+from kvrelay.protocol_version import GUIDANCE, ours
+from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
+
+
+def follows(info: WorkerInfo, sampling: SamplingParams) -> bool:
+    """Whether the worker does what the sampling parameters say. An older worker ignores guidance
+    without a word.
+    """
+    return sampling.guidance is None or GUIDANCE in info.protocol.features
 
 
 def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str:

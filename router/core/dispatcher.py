@@ -22,10 +22,11 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types.workers import ModelVersion, WorkerInfo
+from kvrelay.types.workers import WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
 from router.core.lifecycle import Lifecycle, Settings
+from router.core.limited_choice import Demand, demands, limiting, unsupported
 from router.core.model_versions import check_model, model_gone_error, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.path_prediction import Outlook, outlook_of
@@ -341,13 +342,12 @@ class Dispatcher:
                 if life.path == "local" or life.handoff is not None:
                     # The next turn of the conversation may reuse these blocks.
                     self._workers.remember(life.last_assignment.decode, entry.hashes)
-                resumed = len(life.request.resume)
-                new_tokens, room = (
-                    len(life.tokens) - resumed,
-                    life.request.sampling.max_tokens - resumed,
-                )
+                resumed, most = len(life.request.resume), life.request.planned_tokens
                 self._throughput.finished(
-                    now - entry.begun, len(life.request.token_ids), new_tokens, room
+                    now - entry.begun,
+                    len(life.request.token_ids),
+                    len(life.tokens) - resumed,
+                    None if most is None else most - resumed,
                 )
         return effects
 
@@ -372,7 +372,7 @@ class Dispatcher:
         Raises ResourceExhausted if the request itself has to go.
         """
         if not self._wait.no_worker:
-            max_tokens, time_left = request.sampling.max_tokens, request.deadline - now
+            max_tokens, time_left = request.planned_tokens, request.deadline - now
             self.admission.check_time(share, request.priority, max_tokens, time_left)
         displaced = self.admission.check_room(share, request.priority)
         return (
@@ -411,14 +411,12 @@ class Dispatcher:
         queued = False
         self._throughput.advance(now)
         broken = self._workers.link_health.broken(now)
-        # Model versions without room. Requests for other versions continue.
-        without_room: set[ModelVersion] = set()
+        # Demands that only workers without room meet. Requests without them continue.
+        without_room: set[Demand] = set()
 
         def pausing(request_id: str) -> bool:
-            model = self._entries[request_id].life.model
-            return (model is not None and model in without_room) or self._must_pause(
-                request_id, now
-            )
+            limited = without_room and demands(self._entries[request_id].life) & without_room
+            return bool(limited) or self._must_pause(request_id, now)
 
         gate = PrefillGate(self._workers)
         while not gate.full and (ticket := self._queue.next(pausing, gate.busy_for)) is not None:
@@ -434,14 +432,13 @@ class Dispatcher:
             # A tenant's prompts take the decode workers' help in order of arrival.
             outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)
             decision = self._decide(entry, broken, now, outlook)
-            model = entry.life.model
-            if (
-                isinstance(decision, Wait)
-                and model is not None
-                and not self._workers.all_serve(model)
-            ):
-                without_room.add(model)
-                continue
+            if isinstance(decision, Wait):
+                if (error := unsupported(entry.life, self._workers)) is not None:
+                    effects += self._settle(entry, entry.life.cancel(error), now)
+                    continue
+                if missing := limiting(entry.life, self._workers):
+                    without_room |= missing
+                    continue
             if gate.holds(tenant, decision):
                 self._queue.defer(ticket)
                 continue
@@ -520,7 +517,7 @@ class Dispatcher:
         if entry.begun is not None or not self._throughput.queued:
             return False
         request = entry.life.request
-        return self.admission.too_late(request.sampling.max_tokens, request.deadline - now)
+        return self.admission.too_late(request.planned_tokens, request.deadline - now)
 
     def _place(self, entry: Entry, assignment: Assignment, now: float) -> list[Effect]:
         request_id = entry.life.request.request_id

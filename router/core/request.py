@@ -37,6 +37,8 @@ class Request:
     # Salt chosen by the client.
     cache_salt: str | None = field(default=None, repr=False)
     slo: Slo = field(default_factory=Slo)
+    # True if the client did not set max_tokens, so that it does not tell the answer's length.
+    open_ended: bool = False
 
     @property
     def salt(self) -> str:
@@ -47,6 +49,11 @@ class Request:
     def client_id(self) -> str:
         """The client's own request id."""
         return self.tenant.unscoped(self.request_id)
+
+    @property
+    def planned_tokens(self) -> int | None:
+        """The client's bound on the tokens of the answer; None without one."""
+        return None if self.open_ended else self.sampling.max_tokens
 
     @property
     def most_tokens(self) -> int:

@@ -70,24 +70,29 @@ class Throughput:
         return self._left / self._busy_s if self._left >= EVIDENCE and self._busy_s > 0 else None
 
     def finished(
-        self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int
+        self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int | None
     ) -> None:
-        """Adds a finished answer to the means. `seconds` is its time with workers."""
+        """Adds a finished answer to the means. `seconds` is its time with workers; `max_tokens` is
+        None for an answer without a bound.
+        """
         share = SHARE if self.tokens else 1.0
         self.seconds += (seconds - self.seconds) * share
         self.answer_tokens += (answer_tokens - self.answer_tokens) * share
         self.tokens += (prompt_tokens + answer_tokens - self.tokens) * share
-        self._max_tokens += (max_tokens - self._max_tokens) * share
+        bound = answer_tokens if max_tokens is None else max_tokens
+        self._max_tokens += (bound - self._max_tokens) * share
 
-    def service_s(self, max_tokens: int) -> float:
+    def service_s(self, max_tokens: int | None) -> float:
         """Returns the estimated service time in seconds of a request with `max_tokens`. 0 if
         unknown.
 
         The estimated answer is as long as the mean answer (at most `max_tokens`), or uses the mean
-        fraction of max_tokens, whichever is longer.
+        fraction of max_tokens, whichever is longer. Without `max_tokens`, it is the mean answer.
         """
         if not self.answer_tokens:
             return 0.0
+        if max_tokens is None:
+            return self.seconds
         expected = max(
             min(max_tokens, self.answer_tokens), max_tokens * self.answer_tokens / self._max_tokens
         )

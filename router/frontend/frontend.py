@@ -5,15 +5,18 @@ the gRPC and the HTTP endpoint use it.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvrelay.clock import Clock
 from kvrelay.config.schema import RouterConfig
 from kvrelay.errors import DeadlineExceeded
 from kvrelay.tenants import Tenant
+from kvrelay.types.chat import WITHOUT_TOOLS, ChatOptions
 from kvrelay.types.requests import FinishReason, SamplingParams
 from kvrelay.wire.inference import GenerateRequest
 from router.core.request import Request
+from router.frontend.guidance_check import GuidanceCheck
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text, TokenBound, replay
@@ -39,6 +42,7 @@ class Frontend:
         self.card = card
         self.text = text
         self.limits = limits
+        self.guidance = GuidanceCheck(card)
         self._driver = driver
         self._config = config
         self._clock = clock
@@ -85,9 +89,14 @@ class Frontend:
         )
 
     async def tokenize(
-        self, request: GenerateRequest, tenant: Tenant, choices: int = 1
+        self,
+        request: GenerateRequest,
+        tenant: Tenant,
+        choices: int = 1,
+        chat: ChatOptions = WITHOUT_TOOLS,
     ) -> tuple[int, ...]:
-        """Validates a request with `choices` choices and returns its prompt's tokens.
+        """Validates a request with `choices` choices and returns its prompt's tokens. `chat`: of
+        the messages.
 
         Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not
         use, ResourceExhausted over the tenant's limit, and the errors of Driver.check_open.
@@ -97,11 +106,13 @@ class Frontend:
         self.limits.take_request(tenant, self._clock.now(), choices)
         # This check runs before the tokenization, which costs more than a rejection.
         self._driver.check_open(tenant, request.priority)
+        if request.sampling.guidance is not None:
+            await self.guidance.check(request.sampling.guidance, tenant)
         if request.token_ids:
             return request.token_ids
         bound = TokenBound.of_context(self.max_model_len)
         if request.messages:
-            return await self.text.encode_chat(request.messages, tenant, bound)
+            return await self.text.encode_chat(request.messages, tenant, bound, chat)
         assert request.prompt is not None, "check_request lets no request without a source pass"
         fewest = self.text.fewest_tokens(request.prompt)
         bound.check("prompt", fewest, "at least ")
@@ -120,9 +131,10 @@ class Frontend:
         arrival: float,
         time_left: float | None,
         traceparent: str = "",
+        markers: Sequence[str] = (),
     ) -> Stream:
         """Admits a request that `tokenize` has validated, or one that differs from it only in id
-        and seed.
+        and seed. `markers`: special tokens that appear in the answer's text.
 
         Raises InvalidArgument if the request does not fit into the context or exceeds the tenant's
         limit by itself, ResourceExhausted if it exceeds the limit now, and the errors of
@@ -133,7 +145,7 @@ class Frontend:
         # router's deadline is slightly earlier.
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
-        sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
+        sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len, tenant)
         admitted = Request(
             request_id=tenant.scoped(request_id),
             token_ids=token_ids,
@@ -148,10 +160,11 @@ class Frontend:
             traceparent=traceparent,
             cache_salt=request.cache_salt,
             slo=request.slo,
+            open_ended=request.sampling.max_tokens is None,
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:
-            text = self.text.open_stream(sampling.stop, token_ids)
+            text = self.text.open_stream(sampling.stop, token_ids, markers)
             if request.resume:
                 await self._slices.run(tenant, replay(text, request.resume))
                 complete = "stop" if text.stopped else self._completed(request.resume, sampling)

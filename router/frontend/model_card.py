@@ -37,6 +37,8 @@ class ModelCard:
     eos_token_ids: frozenset[int]
     # Hash of the files that define the vocabulary.
     tokenizer_id: str = ""
+    # The model's folder. Empty for a model without files.
+    folder: str = ""
 
     def misfit(self, info: WorkerInfo) -> str:
         """Returns the reason why this router cannot use the worker. Empty if it can."""
@@ -84,6 +86,7 @@ class ModelCard:
             vocab_size=vocab_size,
             eos_token_ids=eos,
             tokenizer_id=tokenizer_id(path),
+            folder=str(path),
         )
 
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvrelay.config.schema import ToolFormatName
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
+from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
 from router.core.body_budget import BodyBudget
+from router.frontend.answer_parsers.formats import TOOL_FORMATS, tool_format_of
 from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
@@ -64,19 +67,30 @@ class Text:
     Long jobs run in the fair order of their tenants, as router.core.queueing.lanes describes.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, chat: Sequence[ChatTemplate]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat: Sequence[ChatTemplate],
+        tool_format: ToolFormatName = "auto",
+    ) -> None:
         """`chat`: renderers, one for each conversation that is rendered at the same time. A
         renderer starts its process on first use.
         """
         self._tokenizer = tokenizer
         self._renderers = tuple(chat)
         self._idle = list(chat)
+        # How the model writes tool calls; None if that is unknown.
+        self.tool_format = (
+            tool_format_of(self.chat_template)
+            if tool_format == "auto"
+            else TOOL_FORMATS[tool_format]
+        )
         self._chat_turns = FairLanes(len(chat), SHORT)
         self._threads = FairThreads(THREADS, SHORT, "tokenizer")
         self._waiting = BodyBudget(MAX_WAITING, "long texts to tokenize")
 
     @classmethod
-    def load(cls, folder: str) -> Text:
+    def load(cls, folder: str, tool_format: ToolFormatName = "auto") -> Text:
         """Loads tokenizer and chat templates from the folder. Raises ModelRefused if they are
         broken.
         """
@@ -89,12 +103,17 @@ class Text:
         if tokenizer is not None:
             # The first call scans the whole vocabulary.
             tokenizer.fewest_tokens("")
-        return cls(tokenizer, chat)
+        return cls(tokenizer, chat, tool_format)
 
     @property
     def has_chat(self) -> bool:
         """Whether the model has a chat template."""
         return bool(self._renderers)
+
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; empty without one."""
+        return self._renderers[0].source if self._renderers else ""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -146,12 +165,13 @@ class Text:
 
     async def encode_chat(
         self,
-        messages: Sequence[tuple[str, str]],
+        messages: Sequence[ChatMessage],
         tenant: Tenant = ANONYMOUS,
         bound: TokenBound | None = None,
+        options: ChatOptions = WITHOUT_TOOLS,
     ) -> tuple[int, ...]:
-        """Renders (role, content) pairs with the model's chat template and returns the token ids.
-        The template writes the special tokens itself.
+        """Renders a conversation with the model's chat template and returns the token ids. The
+        template writes the special tokens itself.
 
         Raises InvalidArgument with the template's own message, NotFound without a template or
         tokenizer, and the errors of `encode`.
@@ -161,7 +181,7 @@ class Text:
                 "this model has no chat template; send a prompt instead of messages",
                 field="messages",
             )
-        prompt = await self._render(messages, tenant)
+        prompt = await self._render(messages, tenant, options)
         return await self.encode(
             prompt, add_special_tokens=False, tenant=tenant, bound=bound, field="messages"
         )
@@ -175,17 +195,27 @@ class Text:
             return tokenizer.decode(token_ids)
         return await self._in_turn(tenant, len(token_ids), lambda: tokenizer.decode(token_ids))
 
+    def with_special_tokens(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a few token ids, including special tokens; empty without a
+        tokenizer.
+        """
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(token_ids, skip_special=False)
+
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Returns each token's spelling in the vocabulary. Raises NotFound without a tokenizer."""
         return self._needed().spell(token_ids)
 
-    def open_stream(self, stop: tuple[str, ...], prompt: Sequence[int]) -> TokenSink:
-        """Returns the detokenizer of one answer. Raises NotFound for stop strings without a
-        tokenizer.
+    def open_stream(
+        self, stop: tuple[str, ...], prompt: Sequence[int], markers: Sequence[str] = ()
+    ) -> TokenSink:
+        """Returns the detokenizer of one answer. `markers`: special tokens that appear in the text.
+        Raises NotFound for stop strings without a tokenizer.
         """
         if self._tokenizer is None and not stop:
             return _NoText()
-        return TextStream(self._needed(), stop, prompt)
+        return TextStream(self._needed(), stop, prompt, markers)
 
     def open_offsets(self, prompt: Sequence[int]) -> TokenOffsets:
         """Returns the offsets of one answer's tokens in its text. Raises NotFound without a
@@ -193,8 +223,10 @@ class Text:
         """
         return TokenOffsets(self._needed(), prompt)
 
-    async def _render(self, messages: Sequence[tuple[str, str]], tenant: Tenant) -> str:
-        cost = sum(MESSAGE_COST + len(role) + len(content) for role, content in messages)
+    async def _render(
+        self, messages: Sequence[ChatMessage], tenant: Tenant, options: ChatOptions
+    ) -> str:
+        cost = len(options.tools) + sum(map(_cost, messages))
         evicted = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         with self._waiting.holding(tenant, lambda: evicted.reschedule(loop.time())) as holding:
@@ -204,7 +236,7 @@ class Text:
                     renderer = self._idle.pop()
                     try:
                         # A cancelled call would end the process, and the next would start it.
-                        return await to_its_end(renderer.render(messages))
+                        return await to_its_end(renderer.render(messages, options))
                     finally:
                         self._idle.append(renderer)
             except TimeoutError:
@@ -231,6 +263,13 @@ class Text:
                 "this model has no tokenizer; send token_ids, and no stop strings", field="prompt"
             )
         return self._tokenizer
+
+
+def _cost(message: ChatMessage) -> int:
+    """Cost of rendering the message, in characters."""
+    calls = sum(MESSAGE_COST + len(one.name) + len(one.arguments) for one in message.tool_calls)
+    texts = (message.role, message.content, message.reasoning, message.tool_call_id, message.name)
+    return MESSAGE_COST + calls + sum(len(one) for one in texts if one is not None)
 
 
 def replay(sink: TokenSink, token_ids: Sequence[int]) -> Generator[int, None, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -15,10 +15,12 @@ from kvrelay.sampling_limits import (
     MAX_STOP_TOKENS,
     SEED,
     check_bias,
+    check_guidance,
     check_numbers,
 )
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import SamplingParams, Slo
 from kvrelay.types.workers import ModelVersion
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
@@ -126,19 +128,33 @@ def check_text(field: str, text: str) -> None:
         ) from None
 
 
-def check_messages(messages: Sequence[tuple[str, str]]) -> None:
-    """Checks (role, content) pairs. Raises InvalidArgument as check_text does; content may be
-    empty.
-    """
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Checks a conversation. Raises InvalidArgument as check_text does; content may be empty."""
     if len(messages) > MAX_MESSAGES:
         raise InvalidArgument(
             f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages"
         )
-    for position, (role, content) in enumerate(messages):
-        if not role:
+    calls = sum(len(one.tool_calls) for one in messages)
+    if calls > MAX_MESSAGES:
+        raise InvalidArgument(
+            f"messages have {calls} tool calls; allowed are {MAX_MESSAGES}", field="messages"
+        )
+    for position, one in enumerate(messages):
+        if not one.role:
             raise InvalidArgument(f"messages[{position}] has no role", field="messages")
-        for text in filter(None, (role, content)):
+        if one.content is None and not one.tool_calls:
+            raise InvalidArgument(
+                f"messages[{position}] has no content; give text, or tool_calls", field="messages"
+            )
+        for text in filter(None, _texts(one)):
             check_text("messages", text)
+
+
+def _texts(message: ChatMessage) -> Iterator[str | None]:
+    yield from (message.role, message.content, message.reasoning)
+    yield from (message.tool_call_id, message.name)
+    for call in message.tool_calls:
+        yield from (call.id, call.name, call.arguments)
 
 
 def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> None:
@@ -154,11 +170,16 @@ def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> 
 
 
 def admit_sampling(
-    request: GenerateRequest, request_id: str, num_prompt_tokens: int, max_model_len: int
+    request: GenerateRequest,
+    request_id: str,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    tenant: Tenant,
 ) -> SamplingParams:
     """Completes the request's sampling once the prompt's length is known.
 
-    - An unset max_tokens becomes 64, cut to the free context.
+    - An unset max_tokens of a prompt becomes 64, cut to the free context. An answer to messages may
+      fill the context, up to a tenth of the tokens that its tenant may use in a minute.
     - An unset seed is derived from the request id. So another router with the same id and the
       tokens so far continues with the same tokens.
 
@@ -175,7 +196,9 @@ def admit_sampling(
             field=source,
         )
     options = request.sampling
-    max_tokens = min(DEFAULT_MAX_TOKENS, room) if options.max_tokens is None else options.max_tokens
+    max_tokens = options.max_tokens
+    if max_tokens is None:
+        max_tokens = min(room, _default_max_tokens(request, tenant))
     if max_tokens > room:
         raise InvalidArgument(
             f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens exceed the context "
@@ -195,6 +218,14 @@ def admit_sampling(
         else options.seed
     )
     return replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
+
+
+def _default_max_tokens(request: GenerateRequest, tenant: Tenant) -> int:
+    if not request.messages:
+        return DEFAULT_MAX_TOKENS
+    # A chat must not use up the limit for those beside it.
+    limit = tenant.tokens_per_minute
+    return INT32 if limit is None else max(DEFAULT_MAX_TOKENS, limit // 10)
 
 
 def _check_source(request: GenerateRequest) -> None:
@@ -230,6 +261,9 @@ def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
         )
     check_token_ids("logit_bias", [token_id for token_id, _ in options.logit_bias], card)
     check_bias(options.logit_bias)
+    if options.guidance is not None:
+        check_text("guidance", options.guidance.source)
+        check_guidance(options.guidance, options.ignore_eos, options.min_tokens)
 
 
 def _check_stops(options: SamplingOptions, card: ModelCard) -> None:

@@ -341,4 +341,27 @@ MUTANTS = (
         "if False:",
         ("unit/router/frontend/test_validation.py::test_what_does_not_fit_is_named",),
     ),
+    Mutant(
+        "a chat without max_tokens leaves its tenant room for others",
+        CHECKS,
+        "max(DEFAULT_MAX_TOKENS, limit // 10)",
+        "max(DEFAULT_MAX_TOKENS, limit)",
+        (
+            "unit/router/frontend/test_validation.py::test_an_answer_to_messages_may_fill_the_context_and_a_tenth_of_the_tenants_limit",
+        ),
+    ),
+    Mutant(
+        "clients do not set what the router gives to the chat template",
+        BODY,
+        "given.keys() & _TEMPLATE_ARGUMENTS",
+        "given.keys() & set()",
+        ("unit/router/api/http/test_tools.py::test_refused",),
+    ),
+    Mutant(
+        "the schema of a tool keeps its own references",
+        "router/api/http/structured_output.py",
+        "name: to + value[1:]",
+        "name: value",
+        ("unit/router/api/http/test_structured_output.py::test_references_of_a_tools_schema_hold",),
+    ),
 )

@@ -373,11 +373,21 @@ MUTANTS = (
     Mutant(
         "a request that waits for its version stands in nobody's way",
         DISPATCHER,
-        "isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model)",
-        "False",
+        "if missing := limiting(entry.life, self._workers):",
+        "if missing := set():",
         (
             "unit/router/core/test_compatibility.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
             "unit/router/core/test_compatibility.py::test_a_resumed_answer_waits_for_its_version_and_blocks_nobody",
+        ),
+    ),
+    Mutant(
+        "guidance goes to workers that know it alone",
+        "router/core/workers/worker_table.py",
+        "or not follows(info, request.sampling)",
+        "",
+        (
+            "unit/router/core/test_limited_choice.py::test_guidance_goes_to_the_worker_that_knows_it_although_the_other_is_idle",
+            "unit/router/core/test_limited_choice.py::test_an_older_prefill_worker_gets_no_prompt_with_guidance",
         ),
     ),
     Mutant(

@@ -163,8 +163,8 @@ MUTANTS = (
     Mutant(
         "each choice counts as a request",
         "router/api/http/choices.py",
-        "token_ids = await frontend.tokenize(named, tenant, completion.n)",
-        "token_ids = await frontend.tokenize(named, tenant)",
+        "named, tenant, completion.n, completion.chat_options",
+        "named, tenant, 1, completion.chat_options",
         ("unit/router/api/test_endpoints.py::test_each_choice_counts_as_a_request",),
     ),
     Mutant(

@@ -383,6 +383,31 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a grammar forgets the drafts of a step",
+        "kvrelay/engine/sampling/matcher.py",
+        "self._state.rollback(len(consumed))",
+        "pass",
+        (
+            "unit/engine/sampling/test_guidance.py::test_the_draft_of_a_step_has_a_mask_at_each_place",
+        ),
+    ),
+    Mutant(
+        "a row with guidance is never sampled without it",
+        "kvrelay/engine/sampling/sampler.py",
+        "if request.params.guidance is not None and request.matcher is None:",
+        "if False:",
+        (
+            "unit/engine/sampling/test_guidance.py::test_a_row_without_a_number_or_without_its_matcher_fails",
+        ),
+    ),
+    Mutant(
+        "a worker checks guidance although a router has done so",
+        "kvrelay/sampling_limits.py",
+        "check_guidance(params.guidance, params.ignore_eos, params.min_tokens)",
+        "pass",
+        ("unit/worker/test_guided_workers.py::test_a_worker_trusts_no_router",),
+    ),
+    Mutant(
         "a row without a largest logit gives no token where it is greedy",
         "kvrelay/engine/sampling/sampler.py",
         "return torch.where(logits.gather(1, index[:, None])[:, 0].isfinite(), index, NOT_DRAWN)",

@@ -33,6 +33,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
+from kvrelay.protocol_version import GUIDANCE, Protocol
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import (
     FinishReason,
@@ -78,6 +79,8 @@ class Running:
     token_ids: tuple[int, ...]
     lease_id: int
     committed: bool = False
+    # The whole answer, instead of hashes.
+    says: tuple[int, ...] = ()
 
     def advance(self, count: int) -> SequenceTokens:
         """So many more tokens, finished at max_tokens."""
@@ -95,9 +98,11 @@ class Running:
     def _next(self) -> SequenceTokens:
         index = len(self.token_ids) - self.spec.prompt_len
         sampling = self.spec.sampling
-        token = next_token(self.token_ids, sampling.seed or 0)
+        token = self.says[index] if self.says else next_token(self.token_ids, sampling.seed or 0)
         self.token_ids += (token,)
         finish: FinishReason | None = "length" if index + 1 >= sampling.max_tokens else None
+        if index + 1 == len(self.says):
+            finish = "stop"
         logprobs = (
             () if sampling.logprobs is None else (TokenLogprobs(-0.5, ((token, -0.5), (9, -1.5))),)
         )
@@ -123,6 +128,7 @@ class FakeWorker:
     known: set[Key] = field(default_factory=set)  # all that it was ever told to take
     leases: int = 0
     tokens_per_step: int = 1  # more, as where guesses were right
+    says: tuple[int, ...] = ()  # the tokens of every answer
 
     def handle(self, command: Command) -> list[Event]:
         self.commands.append(command)
@@ -142,7 +148,7 @@ class FakeWorker:
             case Reserve(spec):
                 return [self._reserve(spec)]
             case RunLocal(spec):
-                self.sequences[spec.key] = Running(spec, spec.token_ids, 0, committed=True)
+                self.sequences[spec.key] = Running(spec, spec.token_ids, 0, True, self.says)
             case Prefill(spec):
                 self.prompts[spec.key] = command
             case Abort(request_id, attempt):
@@ -154,7 +160,7 @@ class FakeWorker:
 
     def _reserve(self, spec: SequenceSpec) -> Event:
         self.leases += 1
-        self.sequences[spec.key] = Running(spec, spec.token_ids, self.leases)
+        self.sequences[spec.key] = Running(spec, spec.token_ids, self.leases, says=self.says)
         target = HandoffTarget(
             worker_id=self.info.worker_id,
             address=self.info.address,
@@ -173,7 +179,7 @@ class FakeWorker:
         failure.
         """
         prompt = self.prompts.pop(key)
-        first = Running(prompt.spec, prompt.spec.token_ids, 0).advance(1)
+        first = Running(prompt.spec, prompt.spec.token_ids, 0, says=self.says).advance(1)
         events: list[Event] = [TokenBatch((first,))]
         if first.finish_reason is not None:
             return events
@@ -220,6 +226,7 @@ def worker_info(worker_id: str, pool: PoolName, address: str = "", epoch: int = 
         block_bytes=64,
         host_id="here",
         max_model_len=4096,
+        protocol=Protocol(features=(GUIDANCE,)),
     )
 
 

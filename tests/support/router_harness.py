@@ -115,6 +115,11 @@ class RouterHarness:
         self.registry.entries[worker_id] = server.worker.info
         return server
 
+    def say(self, token_ids: Iterable[int]) -> None:
+        """All answers consist of these tokens from now on."""
+        for server in self.workers.values():
+            server.worker.says = tuple(token_ids)
+
     async def kill(self, worker_id: str) -> None:
         """The worker dies, and its heartbeat with it."""
         server = self.workers[worker_id]
@@ -138,19 +143,20 @@ def cluster_config(
 
 @asynccontextmanager
 async def running_router(
-    prefill: int = 1, decode: int = 1, tokens_file: Path | None = None, **router: object
+    prefill: int = 1,
+    decode: int = 1,
+    tokens_file: Path | None = None,
+    folder: str = DEMO,
+    **router: object,
 ) -> AsyncIterator[RouterHarness]:
     """A router with workers prefill-0.. and decode-0.., which are all ready."""
     config = cluster_config(prefill, decode, tokens_file, **router)
     stop = StopRequest()
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     registry = MemoryRegistry()
-    text = Text.load(DEMO)
-    task = asyncio.create_task(
-        run_router(
-            config, registry, ModelCard.load(DEMO, config.model), text, line.set_result, stop
-        )
-    )
+    text = Text.load(folder)
+    card = ModelCard.load(folder, config.model)
+    task = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
     harness = RouterHarness(registry, {}, stop, task)
     try:
         for number in range(prefill):

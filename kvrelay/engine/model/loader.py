@@ -44,6 +44,8 @@ class LoadedModel:
     sampled_model_id: str = ""
     # Hash of the files that define the vocabulary.
     tokenizer_id: str = ""
+    # The folder of these files. Empty for a model without files.
+    folder: str = ""
 
     def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
         """The KV layout. kv_dtype auto is the dtype that the model attends in."""
@@ -72,6 +74,7 @@ def load_model(
         loaded,
         sampled_model_id=checkpoint.sampled_model_id,
         tokenizer_id=tokenizer_id(checkpoint.folder),
+        folder=str(checkpoint.folder),
     )
 
 

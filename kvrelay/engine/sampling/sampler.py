@@ -15,8 +15,10 @@ import torch
 from kvrelay.engine.base.device import to_device
 from kvrelay.engine.sampling.categorical import NOT_DRAWN, draw, is_cut
 from kvrelay.engine.sampling.faults import SequenceFault
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.penalties import adjusted
-from kvrelay.errors import InvalidArgument, KvRelayError
+from kvrelay.engine.sampling.token_masks import TokenMasks, token_masks
+from kvrelay.errors import Internal, InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
 from kvrelay.types.requests import SamplingParams, TokenLogprobs
 
@@ -33,6 +35,8 @@ class SampleRequest:
     token_ids: Sequence[int]
     prompt_len: int
     eos_token_ids: frozenset[int] = frozenset()
+    # The state of params.guidance, from the grammars of the model.
+    matcher: Matcher | None = None
 
     @property
     def num_output(self) -> int:
@@ -51,17 +55,19 @@ class Sampled:
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | KvRelayError]:
     """Samples one token for each row of `logits` [R, V], of any float dtype.
 
-    The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p and sampling.
+    The steps are logit_bias, min_tokens, penalties, guidance, temperature, top_k, top_p, min_p and
+    sampling.
     Log-probabilities are the model's own: the log-softmax of the input logits, before any of these
     steps, and at least LEAST_LOGPROB. A row's result does not depend on the others. On a GPU the
     host waits once, for the results.
 
     A row that cannot be sampled has an error in place of its token, and does not affect the others:
-    InvalidArgument for sampling parameters that are not allowed, SequenceFault for logits with a
-    NaN or without a finite maximum. Token ids are from 0 to V - 1.
+    InvalidArgument for sampling parameters that are not allowed and for guidance that allows no
+    token, SequenceFault for logits with a NaN or without a finite maximum. Token ids are from 0 to
+    V - 1.
     """
     logits = logits.float()
-    flaws = {
+    flaws: dict[int, KvRelayError] = {
         row: flaw
         for row, request in enumerate(requests)
         if (flaw := _flaw(request, logits.shape[1]))
@@ -71,7 +77,10 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
             _without_options(request) if row in flaws else request
             for row, request in enumerate(requests)
         ]
-    tokens = _tokens(logits, requests)
+    masks = token_masks(requests)
+    if masks is not None:
+        flaws |= masks.failed
+    tokens = _tokens(logits, requests, masks)
     if all(request.params.logprobs is None for request in requests):
         sampled = [Sampled(token_id) for token_id in tokens.tolist()]
     else:
@@ -81,11 +90,13 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     ]
 
 
-def _flaw(request: SampleRequest, vocab_size: int) -> InvalidArgument | None:
+def _flaw(request: SampleRequest, vocab_size: int) -> KvRelayError | None:
     try:
         check_params(request.params, vocab_size)
     except InvalidArgument as flaw:
         return flaw
+    if request.params.guidance is not None and request.matcher is None:
+        return Internal("a request with guidance was sampled without its matcher")
     return None
 
 
@@ -102,9 +113,13 @@ def _checked(sampled: Sampled, vocab_size: int) -> Sampled | KvRelayError:
     )
 
 
-def _tokens(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+def _tokens(
+    logits: torch.Tensor, requests: Sequence[SampleRequest], masks: TokenMasks | None
+) -> torch.Tensor:
     """Token ids [R] for float32 logits [R, V], with NOT_DRAWN for each row that has none."""
     scores = adjusted(logits, requests)
+    if masks is not None:
+        scores = masks.applied(scores)
     tokens = _argmax(scores)
     drawing = [
         row

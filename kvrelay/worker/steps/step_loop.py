@@ -151,6 +151,7 @@ class StepLoop:
                 token_ids=sequence.tokens + draft if draft else sequence.tokens,
                 prompt_len=sequence.spec.prompt_len,
                 eos_token_ids=self._context.runner.eos_token_ids,
+                matcher=sequence.matcher,
             )
         return Segment(
             token_ids=sequence.tokens[start:end] + draft,

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
+from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
+from router.core.compatibility import follows
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
 from router.core.prefix_index import PrefixIndex
@@ -259,6 +261,17 @@ class Workers:
         """Whether no worker has another model version."""
         return all(one.info.model.is_same(model) for one in self._workers.values())
 
+    def any_follows(self, sampling: SamplingParams) -> bool:
+        """Whether a decode worker in any state does what the sampling parameters say."""
+        return any(
+            one.info.pool == "decode" and follows(one.info, sampling)
+            for one in self._workers.values()
+        )
+
+    def all_follow(self, sampling: SamplingParams) -> bool:
+        """Whether every worker does what the sampling parameters say."""
+        return all(follows(one.info, sampling) for one in self._workers.values())
+
     @property
     def any_decodes(self) -> bool:
         """Whether a decode worker of any model version is ready."""
@@ -336,11 +349,13 @@ class Workers:
         )
 
     def views(self, request: Request, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
-        """Returns the ready workers as seen by the request, whose sequence has `needed` tokens."""
+        """Returns the ready workers that follow the request's sampling parameters, as seen by the
+        request, whose sequence has `needed` tokens.
+        """
         views = []
         for worker_id, worker in self._workers.items():
             info = worker.info
-            if info.state != "ready":
+            if info.state != "ready" or not follows(info, request.sampling):
                 continue
             room = info.load.blocks_total * info.block_size
             over = worker.sequences >= self._slots or bool(

@@ -6,7 +6,8 @@ import pytest
 
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import Slo
+from kvrelay.types.chat import ChatMessage
+from kvrelay.types.requests import Guidance, Slo
 from kvrelay.wire.inference import SamplingOptions
 
 
@@ -46,10 +47,11 @@ def test_every_option_finds_its_place() -> None:
         cache_salt="mine alone",
         slo={"ttft_ms": 500},
         system_fingerprint="fp_a.b",
+        guidance=Guidance("regex", "a+"),
     )
     assert options.keys() | {"token_ids"} == GenerateOptions.__annotations__.keys()
     request = build_request(None, options)
-    assert request.messages == (("user", "hi"), ("assistant", "yo"))
+    assert request.messages == (ChatMessage("user", "hi"), ChatMessage("assistant", "yo"))
     assert (request.model, request.request_id, request.priority, request.resume) == (
         "demo",
         "mine",
@@ -59,7 +61,22 @@ def test_every_option_finds_its_place() -> None:
     assert request.cache_salt == "mine alone"
     assert request.slo == Slo(ttft_ms=500)
     assert request.sampling == SamplingOptions(
-        3, 0.5, 4, 0.9, 0.1, 11, ("END",), (2,), True, 1, 0.1, 0.2, 1.1, ((3, -1.0), (7, 1.0)), 0
+        3,
+        0.5,
+        4,
+        0.9,
+        0.1,
+        11,
+        ("END",),
+        (2,),
+        True,
+        1,
+        0.1,
+        0.2,
+        1.1,
+        ((3, -1.0), (7, 1.0)),
+        0,
+        Guidance("regex", "a+"),
     )
 
 

@@ -80,6 +80,10 @@ def contains(now: Any, then: Any, where: str, without: Collection[str] = ()) -> 
                 continue
             assert name in now, f"{where}.{name} is gone"
             contains(now[name], value, f"{where}.{name}")
+    elif isinstance(then, list) and isinstance(now, dict):
+        # A tuple has become an object, with the tuple's members first.
+        _, *values = now.values()
+        contains(values[: len(then)], then, where)
     elif isinstance(then, list) and then and isinstance(then[0], dict | list):
         assert len(now) == len(then), where
         for index, (one, other) in enumerate(zip(now, then, strict=True)):

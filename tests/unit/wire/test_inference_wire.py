@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import (
     Attempt,
+    Guidance,
     Handoff,
     Ledger,
     SamplingParams,
@@ -37,6 +40,7 @@ GIVEN = {
     "frequency_penalty": NUMBER,
     "repetition_penalty": NUMBER,
     "logprobs": INT32,
+    "guidance": st.builds(Guidance, st.sampled_from(["json_schema", "regex", "lark"]), TEXT),
 }
 PLAIN = {
     "stop": st.lists(TEXT, max_size=3).map(tuple),
@@ -51,17 +55,22 @@ SAMPLING = st.builds(
 PARAMS = st.builds(
     SamplingParams,
     **{
-        name: st.none() | values if name in ("seed", "logprobs") else values
+        name: st.none() | values if name in ("seed", "logprobs", "guidance") else values
         for name, values in GIVEN.items()
     },
     **PLAIN,
 )
+# Only the HTTP endpoint takes more than role and content.
+PLAIN_MESSAGE: dict[str, Any] = {
+    "tool_calls": st.just(()),
+    **dict.fromkeys(("reasoning", "tool_call_id", "name"), st.none()),
+}
 REQUESTS = st.builds(
     wire.GenerateRequest,
     request_id=TEXT,
     model=TEXT,
     prompt=st.none() | TEXT,
-    messages=st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
+    messages=st.lists(st.builds(ChatMessage, TEXT, TEXT, **PLAIN_MESSAGE), max_size=3).map(tuple),
     token_ids=TOKENS,
     sampling=SAMPLING,
     priority=INT32,
@@ -159,7 +168,7 @@ def test_models_survive_the_wire() -> None:
         ("prompt", wire.GenerateRequest(prompt="\ud800")),
         ("token_ids", wire.GenerateRequest(token_ids=(2**40,))),
         ("resume", wire.GenerateRequest(resume=("one",))),  # type: ignore[arg-type]
-        ("messages", wire.GenerateRequest(messages=(("user", 7),))),  # type: ignore[arg-type]
+        ("messages", wire.GenerateRequest(messages=(ChatMessage("user", 7),))),  # type: ignore[arg-type]
         ("messages", wire.GenerateRequest(messages=("hello",))),  # type: ignore[arg-type]
     ],
 )

@@ -30,7 +30,8 @@ from kvrelay.wire.worker import (
 # here.
 PROTO_INTS = st.integers(0, 2**31 - 1)
 st.register_type_strategy(int, PROTO_INTS)
-st.register_type_strategy(float, st.floats(0, 1e9))
+# An ITL of 0 is refused.
+st.register_type_strategy(float, st.floats(0, 1e9, exclude_min=True))
 st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 st.register_type_strategy(
     SamplingParams,

@@ -70,3 +70,11 @@ def test_how_long_a_request_will_be_served(
     for tokens, room in answers:
         made.finished(0.1 * tokens, 10, tokens, room)
     assert made.service_s(max_tokens) == pytest.approx(expected, rel=0.05)
+
+
+def test_an_answer_without_a_bound_takes_the_mean_time() -> None:
+    made = Throughput()
+    for _ in range(200):
+        made.finished(2.0, 10, 20, None)
+    assert made.service_s(None) == pytest.approx(2.0)
+    assert made.service_s(20) == pytest.approx(2.0)

@@ -9,6 +9,7 @@ from support.router_harness import DEMO
 from kvrelay.errors import NotFound
 from kvrelay.tenants import Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
+from kvrelay.types.chat import ChatMessage
 from router.frontend.tokenization import INLINE, Text
 
 
@@ -31,7 +32,7 @@ async def test_model_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) ->
     with pytest.raises(NotFound, match="stop strings"):
         text.open_stream(("end",), ())
     with pytest.raises(NotFound, match="chat template"):
-        await text.encode_chat([("user", "hello")])
+        await text.encode_chat([ChatMessage("user", "hello")])
     await text.close()
 
 
@@ -51,7 +52,9 @@ async def test_cancelled_chats_end_no_process_that_others_use() -> None:
     try:
         for wait in range(12):
             chats = [
-                asyncio.create_task(text.encode_chat([("user", "hello " * 10**5)], Tenant("busy")))
+                asyncio.create_task(
+                    text.encode_chat([ChatMessage("user", "hello " * 10**5)], Tenant("busy"))
+                )
                 for _ in range(4)
             ]
             # They wait for a turn, write, or read.
@@ -59,7 +62,7 @@ async def test_cancelled_chats_end_no_process_that_others_use() -> None:
                 await asyncio.sleep(0)
             for one in chats:
                 one.cancel()
-            await text.encode_chat([("user", "hello")], Tenant("guest"))
+            await text.encode_chat([ChatMessage("user", "hello")], Tenant("guest"))
             await asyncio.gather(*chats, return_exceptions=True)
             for one in text._renderers:
                 if one._process is not None:

@@ -12,6 +12,8 @@ from support.router_harness import DEMO
 from kvrelay.config.schema import ModelConfig
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.sampling_limits import check_params, check_sizes
+from kvrelay.tenants import ANONYMOUS, Tenant
+from kvrelay.types.chat import ChatMessage
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
 from router.frontend.validation import admit_sampling, check_request
@@ -30,7 +32,7 @@ def sampling(**options: Any) -> GenerateRequest:
         GOOD,
         GenerateRequest(prompt="x"),
         GenerateRequest(token_ids=(0, CARD.vocab_size - 1)),
-        GenerateRequest(messages=(("user", "hello"), ("assistant", ""))),
+        GenerateRequest(messages=(ChatMessage("user", "hello"), ChatMessage("assistant", ""))),
         sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=1),
         sampling(temperature=2.0, top_k=50, top_p=0.01, min_p=1.0, seed=2**63 - 1),
         sampling(stop=tuple("abcdefghijklmnop"), stop_token_ids=(3,), logprobs=20, min_tokens=1),
@@ -51,9 +53,9 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (replace(GOOD, prompt="a\0b"), "prompt"),
         (replace(GOOD, prompt="half \ud83d pair"), "prompt"),
         (replace(GOOD, token_ids=(1,)), "token_ids"),
-        (replace(GOOD, messages=(("user", "x"),)), "messages"),
-        (GenerateRequest(messages=(("user", "x\0"),)), "messages"),
-        (GenerateRequest(messages=(("", "x"),)), "messages"),
+        (replace(GOOD, messages=(ChatMessage("user", "x"),)), "messages"),
+        (GenerateRequest(messages=(ChatMessage("user", "x\0"),)), "messages"),
+        (GenerateRequest(messages=(ChatMessage("", "x"),)), "messages"),
         (GenerateRequest(token_ids=(1, -1)), "token_ids"),
         (GenerateRequest(token_ids=(CARD.vocab_size,)), "token_ids"),
         (replace(GOOD, resume=(5000,)), "resume"),
@@ -63,8 +65,8 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (replace(GOOD, request_id="naïve"), "request_id"),
         (replace(GOOD, request_id=" a"), "request_id"),
         (replace(GOOD, request_id="a "), "request_id"),
-        (GenerateRequest(messages=(("half \ud83d", "x"),)), "messages"),
-        (GenerateRequest(messages=(("user", "half \ud83d"),)), "messages"),
+        (GenerateRequest(messages=(ChatMessage("half \ud83d", "x"),)), "messages"),
+        (GenerateRequest(messages=(ChatMessage("user", "half \ud83d"),)), "messages"),
         (replace(GOOD, request_id="x" * 10_000), "request_id"),
         (sampling(max_tokens=0), "max_tokens"),
         (sampling(max_tokens=-1), "max_tokens"),
@@ -149,7 +151,7 @@ def test_what_openai_allows_is_allowed_and_no_worker_refuses_what_a_router_lets_
     asked: GenerateRequest,
 ) -> None:
     check_request(asked, CARD)
-    admitted = admit_sampling(asked, "r", 10, 4096)
+    admitted = admit_sampling(asked, "r", 10, 4096, ANONYMOUS)
     check_params(admitted, CARD.vocab_size)
     check_sizes(admitted, CARD.vocab_size)
 
@@ -161,9 +163,21 @@ def test_unknown_model_is_not_found() -> None:
 
 
 def test_unset_max_tokens_is_cut_to_the_context() -> None:
-    assert admit_sampling(GOOD, "r", 10, 4096).max_tokens == 64
-    assert admit_sampling(GOOD, "r", 4090, 4096).max_tokens == 6
-    assert admit_sampling(sampling(max_tokens=6), "r", 4090, 4096).max_tokens == 6
+    assert admit_sampling(GOOD, "r", 10, 4096, ANONYMOUS).max_tokens == 64
+    assert admit_sampling(GOOD, "r", 4090, 4096, ANONYMOUS).max_tokens == 6
+    assert admit_sampling(sampling(max_tokens=6), "r", 4090, 4096, ANONYMOUS).max_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_minute", "most"),
+    [(None, 4086), (10**6, 4086), (5000, 500), (100, 64)],
+)
+def test_an_answer_to_messages_may_fill_the_context_and_a_tenth_of_the_tenants_limit(
+    tokens_per_minute: int | None, most: int
+) -> None:
+    chat = GenerateRequest(messages=(ChatMessage("user", "x"),))
+    tenant = Tenant("a", tokens_per_minute=tokens_per_minute)
+    assert admit_sampling(chat, "r", 10, 4096, tenant).max_tokens == most
 
 
 @pytest.mark.parametrize(
@@ -174,24 +188,24 @@ def test_unset_max_tokens_is_cut_to_the_context() -> None:
         (GOOD, 9000, "prompt"),
         (GOOD, 0, "prompt"),
         (GenerateRequest(token_ids=(1,)), 4096, "token_ids"),
-        (GenerateRequest(messages=(("user", "x"),)), 4096, "messages"),
+        (GenerateRequest(messages=(ChatMessage("user", "x"),)), 4096, "messages"),
         (sampling(max_tokens=3, min_tokens=4), 10, "min_tokens"),
         (replace(sampling(max_tokens=3), resume=(1, 2, 3, 4)), 10, "resume"),
     ],
 )
 def test_what_does_not_fit_is_named(bad: GenerateRequest, num_tokens: int, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        admit_sampling(bad, "r", num_tokens, 4096)
+        admit_sampling(bad, "r", num_tokens, 4096, ANONYMOUS)
     assert caught.value.field == field
 
 
 def test_seed_is_kept_or_drawn_from_the_request_id() -> None:
-    assert admit_sampling(sampling(seed=0), "r", 10, 4096).seed == 0
-    drawn = admit_sampling(GOOD, "r", 10, 4096).seed
+    assert admit_sampling(sampling(seed=0), "r", 10, 4096, ANONYMOUS).seed == 0
+    drawn = admit_sampling(GOOD, "r", 10, 4096, ANONYMOUS).seed
     assert drawn is not None
     assert 0 <= drawn < 2**63
-    assert admit_sampling(GOOD, "r", 99, 4096).seed == drawn
-    assert admit_sampling(GOOD, "s", 10, 4096).seed != drawn
+    assert admit_sampling(GOOD, "r", 99, 4096, ANONYMOUS).seed == drawn
+    assert admit_sampling(GOOD, "s", 10, 4096, ANONYMOUS).seed != drawn
 
 
 def test_context_is_the_smaller_of_model_and_configuration() -> None:

@@ -1,0 +1,121 @@
+"""Compiles guidance for the vocabulary of one model, with llguidance. Imports no torch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import tokenizers
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Guidance
+
+# llguidance's own limits allow a grammar to take seconds and hundreds of megabytes.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=50_000,
+    step_lexer_fuel=20_000,
+    step_max_items=10_000,
+    max_lexer_states=20_000,
+    max_grammar_size=10_000,
+    verbose_errors=False,
+)
+# Whitespace between two tokens of JSON: a space, or a new line with its indentation. Where any
+# whitespace is allowed, a model can write it for ever.
+WHITESPACE = r"( |\n[ \t]{0,32})"
+# Processor time to try out one grammar.
+CPU_S = 0.5
+# Processor time for the allowed tokens of one place in an answer, where a grammar is tried out.
+SLOW_MASK_S = 0.02
+# Characters of llguidance's reason in an error.
+_MAX_REASON = 300
+
+
+class GrammarCompiler:
+    """Compiles guidance for one vocabulary. Safe to call from any thread."""
+
+    def __init__(self, folder: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """`vocab_size`: width of the model's logits. `folder`: empty for a model without files."""
+        self._path = Path(folder) / "tokenizer.json"
+        self._has_folder = bool(folder)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def compile(self, guidance: Guidance) -> LLMatcher:
+        """Returns a matcher at the beginning of an answer, with masks of `tokenizer.vocab_size`
+        bits.
+
+        Raises InvalidArgument with llguidance's reason. A hostile grammar can end the process: see
+        GrammarTrial.
+        """
+        tokenizer = self.tokenizer
+        try:
+            matcher = LLMatcher(tokenizer, _grammar(guidance), log_level=0, limits=LIMITS)
+        except ValueError as error:
+            raise refusal(str(error)) from error
+        if matcher.is_error():
+            raise refusal(matcher.get_error())
+        return matcher
+
+    @property
+    def tokenizer(self) -> LLTokenizer:
+        """The vocabulary, read on first use. Raises InvalidArgument if the model cannot follow
+        guidance.
+        """
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+            return self._tokenizer
+
+    def _load(self) -> LLTokenizer:
+        if not self._has_folder or not self._path.is_file():
+            raise _unable("it has no tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_str(self._path.read_text(encoding="utf-8"))
+            # The file may contain settings from the training.
+            backend.no_truncation()
+            backend.no_padding()
+            size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+            ends = sorted(one for one in self._eos_token_ids if one < size)
+            if not ends:
+                raise _unable("it has no end-of-sequence token")
+            return LLTokenizer(
+                backend.to_str(), n_vocab=max(size, self._vocab_size), eos_token=ends
+            )
+        except (InvalidArgument, KeyboardInterrupt, SystemExit):
+            raise
+        # Both libraries raise plain Exception, and for a panic in Rust code a BaseException.
+        except BaseException as error:
+            raise _unable(f"its tokenizer is not supported: {error!s:.200}") from error
+
+
+def refusal(reason: str) -> InvalidArgument:
+    """Returns the error for guidance that cannot be followed, with the reason in one line."""
+    line = " ".join(reason.replace("<non-verbose/>", "").split())
+    line = "the grammar allows no answer" if line.startswith("NoExtension") else line
+    return InvalidArgument(f"guidance is not accepted: {line:.{_MAX_REASON}}", field="guidance")
+
+
+def _unable(reason: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"this model cannot follow guidance: {reason}; send the request without guidance",
+        field="guidance",
+    )
+
+
+def _grammar(guidance: Guidance) -> str:
+    """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON."""
+    match guidance.kind:
+        case "json_schema":
+            # A schema may contain options for llguidance. None of them may drop keywords.
+            return LLMatcher.grammar_from_json_schema(
+                guidance.source,
+                defaults={"whitespace_pattern": WHITESPACE},
+                overrides={"lenient": False},
+            )
+        case "regex":
+            return LLMatcher.grammar_from_regex(guidance.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(guidance.source)

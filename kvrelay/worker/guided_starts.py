@@ -1,0 +1,60 @@
+"""Starts sequences with guidance, whose grammar is compiled first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import KvRelayError
+from kvrelay.types.requests import SequenceSpec
+
+Key = tuple[str, int]
+
+
+class GuidedStarts:
+    """Compiles guidance in a thread of its own, so that neither the event loop nor a step waits.
+
+    A grammar that is compiled stays in the runner, where `WorkerContext.sequence` finds it.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+
+    def add(
+        self, spec: SequenceSpec, start: Callable[[], None], fail: Callable[[KvRelayError], None]
+    ) -> None:
+        """Calls `start` once the guidance of the sequence is compiled, or `fail` if it is not
+        accepted.
+        """
+        self._tasks[spec.key] = asyncio.create_task(self._run(spec, start, fail))
+
+    def cancel(self, key: Key) -> None:
+        """Forgets a sequence that has not started. Does nothing if there is none."""
+        if (task := self._tasks.pop(key, None)) is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Forgets all sequences and ends the thread."""
+        for key in list(self._tasks):
+            self.cancel(key)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(
+        self, spec: SequenceSpec, start: Callable[[], None], fail: Callable[[KvRelayError], None]
+    ) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._compile, spec)
+            # From here on `cancel` is too late; the stage has the sequence.
+            del self._tasks[spec.key]
+            start()
+        except KvRelayError as error:
+            self._tasks.pop(spec.key, None)
+            fail(error)
+
+    def _compile(self, spec: SequenceSpec) -> None:
+        assert spec.sampling.guidance is not None, "only sequences with guidance are added"
+        self._runner.grammars.open(spec.sampling.guidance, spec.token_ids, spec.prompt_len)

@@ -1,0 +1,58 @@
+"""The check of guidance before a request is admitted, off the event loop and fair to tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+
+from kvrelay.engine.sampling.grammar_trial import GrammarTrial
+from kvrelay.errors import InvalidArgument
+from kvrelay.tenants import Tenant
+from kvrelay.types.requests import Guidance
+from router.frontend.model_card import ModelCard
+from router.runtime.fair_threads import FairThreads
+
+# Results that are kept. Each takes some hundred bytes.
+MAX_KNOWN = 4096
+
+
+class GuidanceCheck:
+    """Tries out guidance in a child process, one at a time in the fair order of the tenants.
+
+    The process starts on first use. Guidance that was checked lately has its result at once.
+    """
+
+    def __init__(self, card: ModelCard) -> None:
+        self._trial = GrammarTrial(card.folder, card.vocab_size, card.eos_token_ids)
+        self._threads = FairThreads(1, 0, "guidance")
+        # Digest -> why the guidance is not accepted, or empty. The last used last.
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    async def check(self, guidance: Guidance, tenant: Tenant) -> None:
+        """Raises InvalidArgument with llguidance's reason if the model cannot follow the guidance,
+        and Unavailable if the process does not run.
+        """
+        key = hashlib.sha256(f"{guidance.kind} {guidance.source}".encode()).digest()
+        reason = self._known.get(key)
+        if reason is None:
+            cost = len(guidance.source)
+            reason = await self._threads.run(tenant, cost, lambda: self._reason(guidance))
+        self._known[key] = reason
+        self._known.move_to_end(key)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        if reason:
+            raise InvalidArgument(reason, field="guidance")
+
+    async def close(self) -> None:
+        """Ends the process and the thread."""
+        self._threads.close()
+        await asyncio.to_thread(self._trial.close)
+
+    def _reason(self, guidance: Guidance) -> str:
+        try:
+            self._trial.check(guidance)
+        except InvalidArgument as error:
+            return error.message
+        return ""
