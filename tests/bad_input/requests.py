@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvrelay.errors import Code
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions, pb, request_to_proto
 
@@ -136,7 +137,7 @@ ROWS = (
     http("NUL", "prompt", {"prompt": "a\0b"}),
     grpc("NUL", "prompt", replace(GOOD, token_ids=(), prompt="a\0b")),
     chat("NUL in a message", "messages", {"messages": [{"role": "user", "content": "a\0"}]}),
-    grpc("NUL in a message", "messages", GenerateRequest(messages=(("user", "a\0"),))),
+    grpc("NUL in a message", "messages", GenerateRequest(messages=(ChatMessage("user", "a\0"),))),
     http("half of a surrogate pair", "prompt", {"prompt": "\ud800"}),
     http("prompt over the context", "token_ids", {"prompt": [10] * CONTEXT}),
     grpc("prompt over the context", "token_ids", replace(GOOD, token_ids=(10,) * CONTEXT)),

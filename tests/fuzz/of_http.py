@@ -60,14 +60,38 @@ _CHAT = {
     "stream": True,
     "user": "u",
 }
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "required": ["a"]}
+_FUNCTION = {"name": "f", "description": "d", "parameters": _SCHEMA, "strict": True}
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_TOOLS = {
+    "messages": [
+        {"role": "user", "content": "hello", "name": "u"},
+        {"role": "assistant", "content": None, "tool_calls": [_CALL], "reasoning_content": "r"},
+        {"role": "tool", "content": "done", "tool_call_id": "1"},
+    ],
+    "max_tokens": 8,
+    "tools": [{"type": "function", "function": _FUNCTION}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "parallel_tool_calls": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA, "strict": True}}
 _BODIES: dict[str, list[Any]] = {
     "/v1/completions": [
         _COMPLETION,
         {"prompt": "Once upon a time"},
         {"prompt": ["a", "b"]},
         {"prompt": [[1, 2], [3]], "n": 2},
+        {"prompt": "a", "max_tokens": 8, "structured_outputs": {"json": _SCHEMA}},
+        {"prompt": "a", "max_tokens": 8, "structured_outputs": {"choice": ["a", "b"]}},
+        {"prompt": "a", "max_tokens": 8, "structured_outputs": {"grammar": 'start: "a"+'}},
     ],
-    "/v1/chat/completions": [_CHAT],
+    "/v1/chat/completions": [
+        _CHAT,
+        _TOOLS,
+        _TOOLS | {"tool_choice": "auto", "stream": True},
+        {"messages": _CHAT["messages"], "max_tokens": 8, "response_format": _FORMAT},
+    ],
     "/tokenize": [
         {"prompt": "a", "add_special_tokens": True},
         {"messages": _CHAT["messages"], "return_token_strs": True},
@@ -89,8 +113,6 @@ _FORBIDDEN = (
     "chat_template",
     "kv_transfer_params",
     "prompt_embeds",
-    "tools",
-    "response_format",
     "suffix",
 )
 _MODELS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)

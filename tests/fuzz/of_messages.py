@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from kvrelay.client.answer import Answer
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo, TokenLogprobs, Usage
 from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
@@ -43,7 +44,7 @@ _REQUESTS = [
     inference.request_to_proto(one)
     for one in (
         GenerateRequest("r", "demo", "Once upon a time", sampling=_SAMPLING),
-        GenerateRequest(messages=(("user", "hello"),), sampling=_SAMPLING),
+        GenerateRequest(messages=(ChatMessage("user", "hello"),), sampling=_SAMPLING),
         GenerateRequest(
             token_ids=(10, 11, 12),
             sampling=_SAMPLING,

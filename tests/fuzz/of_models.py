@@ -24,6 +24,7 @@ from kvrelay.engine.model.loader import load_model
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer
+from kvrelay.types.chat import ChatMessage
 from router.frontend.model_card import ModelCard
 
 _CONFIG = {
@@ -305,7 +306,9 @@ def rendering() -> Iterator[Feed]:
         async def _render(source: str) -> str:
             chat._template = source
             try:
-                await chat.render((("user", "hello"), ("assistant", "</s>")), timeout_s=0.5)
+                await chat.render(
+                    (ChatMessage("user", "hello"), ChatMessage("assistant", "</s>")), timeout_s=0.5
+                )
             except (InvalidArgument, DeadlineExceeded) as error:
                 return f"{refusal(error.message)}, {type(error).__name__}"
             return "rendered"

@@ -66,7 +66,8 @@ class Bodies:
                 "compressed bodies are not supported; send the body uncompressed",
                 {"accept-encoding": "identity"},
             )
-        if int(request.headers.get("content-length", "0")) > MAX_BYTES:
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and (len(length) > 9 or int(length) > MAX_BYTES):
             raise HTTPException(413, _TOO_LARGE)
         body: deque[bytes] = deque()
         size = 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
@@ -36,7 +36,7 @@ class Choices:
         self._frontend = frontend
         # An answer may take minutes, and only `echo` needs the prompt again.
         self.completion = completion if completion.echo else completion.without_prompts()
-        self._streams = streams
+        self.streams = streams
         self._offsets = [
             frontend.text.open_offsets(one.request.token_ids)
             for one in streams
@@ -68,21 +68,28 @@ class Choices:
                 if number % completion.n == 0:
                     # The check applies to the client's id. The choices' ids are longer.
                     named = replace(request, request_id=completion.request_id)
-                    token_ids = await frontend.tokenize(named, tenant, completion.n)
+                    token_ids = await frontend.tokenize(
+                        named, tenant, completion.n, completion.chat_options
+                    )
                 if streams:
                     # Each admission hashes the blocks of its prompt, which may be long.
                     await asyncio.sleep(0)
+                markers = completion.chat_options.markers
                 streams.append(
-                    await frontend.admit(request, token_ids, tenant, arrival, None, traceparent)
+                    await frontend.admit(
+                        request, token_ids, tenant, arrival, None, traceparent, markers
+                    )
                 )
             return cls(frontend, completion, streams)
-        except BaseException:
+        except BaseException as error:
             for stream in streams:
                 frontend.cancel(stream)
+            if isinstance(error, KvRelayError) and error.field == "guidance":
+                error.field = completion.guidance_field
             raise
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self.streams)
 
     async def echoes(self) -> list[str]:
         """Returns the text of the prompt for each choice."""
@@ -90,7 +97,7 @@ class Choices:
         texts = [
             one.prompt
             if one.prompt is not None
-            else await self._frontend.text.decode(one.token_ids, self._streams[0].request.tenant)
+            else await self._frontend.text.decode(one.token_ids, self.streams[0].request.tenant)
             for one in self.completion.requests[::n]
         ]
         return [text for text in texts for _ in range(n)]
@@ -98,27 +105,27 @@ class Choices:
     def usage(self, index: int, response: GenerateResponse) -> Usage:
         """Returns the usage of the choice `index` up to and including this response."""
         return replace(
-            self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids)
+            self.streams[index].usage(), completion_tokens=response.index + len(response.token_ids)
         )
 
     @property
     def path(self) -> Path | None:
         """Path of the first choice, or None while it is not assigned."""
-        return self._streams[0].path
+        return self.streams[0].path
 
     def cancel(self) -> None:
         """Cancels all choices."""
-        for stream in self._streams:
+        for stream in self.streams:
             self._frontend.cancel(stream)
 
     async def begun(self) -> None:
         """Waits until the first choice has a token. Raises its error if it ends without a token."""
-        await self._streams[0].begun()
+        await self.streams[0].begun()
 
     async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
         """Returns each answer as one response, and its logprobs as JSON."""
-        answers = [_Answer() for _ in self._streams]
-        scores: list[LogprobsText | None] = [None] * len(self._streams)
+        answers = [_Answer() for _ in self.streams]
+        scores: list[LogprobsText | None] = [None] * len(self.streams)
         async for index, response, logprobs in self.responses():
             answers[index].add(response)
             if logprobs is not None:
@@ -132,7 +139,7 @@ class Choices:
         """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
         error of any choice.
         """
-        async for index, response in StreamReader(self._streams).responses():
+        async for index, response in StreamReader(self.streams).responses():
             logprobs = await self._logprobs(index, response) if response.logprobs else None
             yield index, response, logprobs
 

@@ -25,6 +25,7 @@ from kvrelay.tenants import ANY_ROLE
 from kvrelay.wire.inference import GenerateResponse
 from router.api.http.auth import HttpAccess
 from router.api.http.body import Bodies
+from router.api.http.chat.answer_format import AnswerFormat
 from router.api.http.choices import Choices
 from router.api.http.errors import http_error, typed, unexpected
 from router.api.http.openapi import describe
@@ -32,11 +33,11 @@ from router.api.http.pacing import HttpPace
 from router.api.http.requests import (
     Completion,
     Json,
+    chat_messages,
     parse_chat,
     parse_completion,
     parse_detokenize,
     parse_tokenize,
-    role_and_content,
 )
 from router.api.http.response_models import Model, Models, Text, Version
 from router.api.http.responses import DONE, Head, Shape, error_body, event, tokenized_steps
@@ -176,7 +177,7 @@ class OpenAiEndpoint:
             check_model(asked.model or "", self._frontend.card)
             self._frontend.limits.take_request(tenant, self._clock.now())
             if asked.prompt is None:
-                messages = role_and_content(asked.messages or [])
+                messages = chat_messages(asked.messages or [])
                 check_messages(messages)
                 tokens = await text.encode_chat(messages, tenant, bound)
             else:
@@ -228,7 +229,10 @@ class OpenAiEndpoint:
         tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
         self._frontend.check_caller(tenant)
         async with self._bodies.parsed(request, parse) as completion:
-            choices = await Choices.open(self._frontend, completion, tenant, arrival, traceparent)
+            form = AnswerFormat(completion, self._frontend.text)
+            choices = await Choices.open(
+                self._frontend, form.applied(completion), tenant, arrival, traceparent
+            )
         completion = choices.completion
         # The id has been checked.
         request.state.request_id = completion.request_id
@@ -238,7 +242,8 @@ class OpenAiEndpoint:
                 created=int(time.time()),
                 model=self._frontend.card.info.id,
             )
-            shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
+            echoes = await choices.echoes() if completion.echo else ()
+            shape = Shape(completion, head, echoes, form.answers(head.id, choices.streams))
             if not completion.stream:
                 answers, logprobs = await _unless_gone(request, choices.whole())
                 parts = await self._slices.run(tenant, shape.whole(answers, logprobs))

@@ -7,10 +7,9 @@ bounds of texts too: `WithJsonSchema` marks them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,7 +18,6 @@ from pydantic import (
     Tag,
     WithJsonSchema,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 # pydantic needs this one for Python 3.11.
@@ -28,17 +26,14 @@ from typing_extensions import TypedDict
 from kvrelay import sampling_limits
 from kvrelay.sampling_limits import INT32, LIMITS, MAX_BIAS, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from kvrelay.types.requests import SamplingParams
+from router.api.http.chat.models import Messages, Text, ToolChoice, Tools, at_most
 from router.api.http.json_parser import MAX_INTEGERS
+from router.api.http.structured_output import ResponseFormat, StructuredOutputs
 from router.frontend import validation
 
 # Limit on prompts times n in one request.
 MAX_CHOICES = 64
 _DEFAULTS = SamplingParams()
-
-
-def _at_most(most: int, least: int = 0) -> Any:
-    """Bounds a list. Validation ends at its first error, so a list of errors costs no more."""
-    return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 def _sampling(name: str, says: str | None = None, **bounds: float | None) -> Any:
@@ -65,12 +60,6 @@ def _bias_keys(value: object) -> object:
     return value
 
 
-def _no_tools(value: object) -> object:
-    if value:
-        raise PydanticCustomError("tools", "tool calls are not supported; leave them out")
-    return value
-
-
 def _prompt_kind(value: object) -> str | None:
     if isinstance(value, str):
         return "<one>"
@@ -86,15 +75,14 @@ def _text(**bounds: int | str) -> WithJsonSchema:
 
 
 # Labels in angle brackets name an alternative in pydantic's errors. They are not shown to clients.
-Text = Annotated[str, _text(minLength=1)]
 StopText = Annotated[str, _text(minLength=1, maxLength=validation.MAX_STOP_LENGTH)]
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
-TokenIds = Annotated[list[TokenId], _at_most(MAX_INTEGERS, least=1)]
+TokenIds = Annotated[list[TokenId], at_most(MAX_INTEGERS, least=1)]
 Prompts = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[Text], _at_most(MAX_CHOICES, least=1), Tag("<texts>")]
-    | Annotated[list[TokenIds], _at_most(MAX_CHOICES, least=1), Tag("<lists>")],
+    | Annotated[list[Text], at_most(MAX_CHOICES, least=1), Tag("<texts>")]
+    | Annotated[list[TokenIds], at_most(MAX_CHOICES, least=1), Tag("<lists>")],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt",
@@ -117,30 +105,6 @@ LogitBias = Annotated[
         }
     ),
 ]
-ToolCalls = SkipJsonSchema[Annotated[Any, AfterValidator(_no_tools)]]
-
-
-# Validation to a dict takes a fifth of the time that an instance takes.
-class TextPart(TypedDict):
-    """A part of a message. Only text is supported."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(TypedDict):
-    """A message of a conversation."""
-
-    role: Text
-    content: (
-        Annotated[str, Tag("<text>")]
-        | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")]
-    )
-    tool_calls: NotRequired[ToolCalls]
-    function_call: NotRequired[ToolCalls]
-
-
-Messages = Annotated[list[Message], _at_most(validation.MAX_MESSAGES, least=1)]
 
 
 def _milliseconds(says: str) -> Any:
@@ -177,17 +141,18 @@ class _Generation(_Request):
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description=f"Of each choice. Default: {_DEFAULTS.max_tokens}, or what the context holds.",
+        description="Of each choice. Default: what the context holds for messages, else "
+        f"{_DEFAULTS.max_tokens}.",
     )
     n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="Choices for each prompt.")
     stream: bool | None = _flag("Send server-sent events; the last is [DONE].")
     stream_options: StreamOptions | None = None
     stop: (
         Annotated[StopText, Tag("<one>")]
-        | Annotated[list[StopText], _at_most(validation.MAX_STOPS), Tag("<texts>")]
+        | Annotated[list[StopText], at_most(validation.MAX_STOPS), Tag("<texts>")]
         | None
     ) = Field(None, description="The answer ends before the first of these.")
-    stop_token_ids: Annotated[list[TokenId], _at_most(sampling_limits.MAX_STOP_TOKENS)] | None = (
+    stop_token_ids: Annotated[list[TokenId], at_most(sampling_limits.MAX_STOP_TOKENS)] | None = (
         Field(None, description="The answer ends after any of these.")
     )
     ignore_eos: bool | None = _flag("Continue past the end of the sequence, to max_tokens.")
@@ -223,6 +188,14 @@ class _Generation(_Request):
         "Use a random, secret salt to keep other users from learning about earlier prompts from "
         "cached_tokens or from the time to the first token.",
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="The answer is text, any JSON object, or JSON of a schema."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="What the answer follows: a schema, a regular expression, a choice of "
+        "texts, or a grammar.",
+    )
     slo: SloOptions | None = Field(
         None,
         description="Latencies to aim for, if larger than those of the cluster.",
@@ -249,6 +222,14 @@ class ChatRequest(_Generation):
         None, ge=1, description="Takes precedence over max_tokens."
     )
     logprobs: bool | None = _flag("Report the logprobs of the answer's tokens.")
+    tools: Tools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(None, description="Default: auto with tools, else none.")
+    parallel_tool_calls: bool | None = Field(
+        True, description="Whether an answer may have several calls."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further variables of the model's chat template."
+    )
     # The bound is the one of the sampling option `logprobs`, whose name its error has.
     top_logprobs: int | None = Field(
         None,
@@ -275,4 +256,4 @@ class TokenizeRequest(_Request):
 class DetokenizeRequest(_Request):
     """Body of /detokenize."""
 
-    tokens: Annotated[list[TokenId], _at_most(MAX_INTEGERS)]
+    tokens: Annotated[list[TokenId], at_most(MAX_INTEGERS)]

@@ -18,16 +18,23 @@ from pydantic import BaseModel, ValidationError
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
 from kvrelay.sampling_limits import MAX_SEED
-from kvrelay.types.requests import Slo
+from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions, ToolCall
+from kvrelay.types.requests import Guidance, Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from router.api.http.chat.models import Message
+from router.api.http.chat.tool_use import ToolUse, tool_use_of
 from router.api.http.json_parser import json_steps
 from router.api.http.request_models import (
     MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Message,
     TokenizeRequest,
+)
+from router.api.http.structured_output import (
+    guidance_of_format,
+    guidance_of_outputs,
+    guidance_of_tools,
 )
 
 Json = Mapping[str, Any]
@@ -51,6 +58,10 @@ class Completion:
     continuous_usage: bool
     return_token_ids: bool
     echo: bool
+    tool_use: ToolUse | None = None
+    chat_options: ChatOptions = WITHOUT_TOOLS
+    # The field that gave the grammar of the answer.
+    guidance_field: str = ""
 
     def without_prompts(self) -> Completion:
         """Returns a copy without prompts, messages and token ids, so that their memory is freed."""
@@ -68,10 +79,10 @@ _SAMPLING = (
 
 # Fields that kvrelay does not support, with the values that have no effect.
 _ONLY: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("prompt_logprobs", "structured_outputs", "guided_grammar"), ()),
+    **dict.fromkeys(("prompt_logprobs", "guided_grammar"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "allowed_token_ids"), ()),
     **dict.fromkeys(("truncate_prompt_tokens",), ()),
-    **dict.fromkeys(("guided_choice", "bad_words", "documents", "tools", "functions"), ([],)),
+    **dict.fromkeys(("guided_choice", "bad_words", "documents", "functions"), ([],)),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),
     **dict.fromkeys(("echo", "continue_final_message", "include_stop_str_in_output"), (False,)),
     **dict.fromkeys(("return_tokens_as_token_ids", "use_beam_search"), (False,)),
@@ -79,22 +90,27 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
     "suffix": ("",),
     "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 # The router sets these values, under any name that other servers use. A client that could set them
 # would read other clients' data.
 _FORBIDDEN = {
-    *("chat_template", "chat_template_kwargs", "lease_id", "worker_id", "nvext"),
+    *("chat_template", "lease_id", "worker_id", "nvext"),
     *("kv_transfer_params", "ec_transfer_params", "disagg_prefill_dp_rank", "data_parallel_rank"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
 }
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
+# Arguments of the function that renders a template, which are not variables of the template.
+_TEMPLATE_ARGUMENTS = {
+    *("conversations", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("return_assistant_tokens_mask", "continue_final_message"),
+}
+# Characters of JSON.
+MAX_TEMPLATE_KWARGS = 4096
 # Fields that do not affect the tokens.
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
-    *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_retention"),
 }
 # pydantic's words, and those of kvrelay's errors.
 _WORDS = {
@@ -105,10 +121,13 @@ _WORDS = {
     "valid dictionary": "object",
     "a valid string": "text",
     "a valid boolean": "true or false",
-    "'text'": "'text', since this model takes text only",
     "valid ": "",
     "a integer": "an integer",
     "a object": "an object",
+}
+_REASONS = {
+    "it must be 'text'": "since this model takes text only",
+    "it must be 'function'": "since other kinds of tools are not supported",
 }
 # Shows a client's value at the cost of a few characters.
 _SHORT = reprlib.Repr()
@@ -149,8 +168,10 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
             f"best_of is {request.best_of}; it must equal n, {n}, since answers are not ranked",
             field="best_of",
         )
-    sampling = _sampling(request, request.max_tokens, request.logprobs)
-    return _completion(request, sampling, sources, n, request_id)
+    field, guidance = _guidance(request, None)
+    sampling = _sampling(request, request.max_tokens, request.logprobs, guidance)
+    completion = _completion(request, sampling, sources, n, request_id)
+    return replace(completion, guidance_field=field)
 
 
 def parse_chat(body: Json, request_id: str = "") -> Completion:
@@ -162,10 +183,19 @@ def parse_chat(body: Json, request_id: str = "") -> Completion:
         raise InvalidArgument("top_logprobs needs logprobs: true", field="top_logprobs")
     limit = request.max_completion_tokens
     limit = request.max_tokens if limit is None else limit
-    sampling = _sampling(request, limit, (request.top_logprobs or 0) if request.logprobs else None)
-    source = {"messages": role_and_content(request.messages)}
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    tool_use = tool_use_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    field, guidance = _guidance(request, tool_use)
+    sampling = _sampling(request, limit, logprobs, guidance)
+    source = {"messages": chat_messages(request.messages)}
     n = _choices_per_prompt(request.n, 1)
-    return _completion(request, sampling, [source], n, request_id)
+    completion = _completion(request, sampling, [source], n, request_id)
+    return replace(
+        completion,
+        tool_use=tool_use,
+        chat_options=ChatOptions(template_kwargs=_template_kwargs(request)),
+        guidance_field=field,
+    )
 
 
 def parse_tokenize(body: Json) -> TokenizeRequest:
@@ -184,17 +214,42 @@ def parse_detokenize(body: Json) -> tuple[str, list[int]]:
     return request.model or "", request.tokens
 
 
-def role_and_content(messages: list[Message]) -> tuple[tuple[str, str], ...]:
-    """Returns (role, content) pairs. The text parts of a content are joined."""
+def chat_messages(messages: list[Message]) -> tuple[ChatMessage, ...]:
+    """Returns the conversation. The text parts of a content are joined."""
     return tuple(
-        (
-            one["role"],
-            content
-            if isinstance(content := one["content"], str)
-            else "".join(part["text"] for part in content),
+        ChatMessage(
+            role=one["role"],
+            content="".join(part["text"] for part in content)
+            if isinstance(content := one.get("content"), list)
+            else content,
+            tool_calls=tuple(
+                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in one.get("tool_calls") or ()
+            ),
+            reasoning=one.get("reasoning_content"),
+            tool_call_id=one.get("tool_call_id"),
+            name=one.get("name"),
         )
         for one in messages
     )
+
+
+def _template_kwargs(request: ChatRequest) -> str:
+    given = request.chat_template_kwargs or {}
+    reserved = sorted(given.keys() & _TEMPLATE_ARGUMENTS)
+    if reserved:
+        raise PermissionDenied(
+            f"chat_template_kwargs has {', '.join(reserved)}, which the router sets; leave it out",
+            field="chat_template_kwargs",
+        )
+    written = json.dumps(given) if given else ""
+    if len(written) > MAX_TEMPLATE_KWARGS:
+        raise InvalidArgument(
+            f"chat_template_kwargs has {len(written)} characters of JSON; allowed are "
+            f"{MAX_TEMPLATE_KWARGS}; send long texts as messages",
+            field="chat_template_kwargs",
+        )
+    return written
 
 
 def _completion(
@@ -250,7 +305,10 @@ def _choices_per_prompt(given: int | None, num_prompts: int) -> int:
 
 
 def _sampling(
-    body: CompletionRequest | ChatRequest, max_tokens: int | None, logprobs: int | None
+    body: CompletionRequest | ChatRequest,
+    max_tokens: int | None,
+    logprobs: int | None,
+    guidance: Guidance | None,
 ) -> SamplingOptions:
     stop = () if body.stop is None else body.stop
     bias = body.logit_bias or {}
@@ -264,8 +322,36 @@ def _sampling(
         min_tokens=body.min_tokens or 0,
         logit_bias=tuple(sorted((int(key), value) for key, value in bias.items())),
         logprobs=logprobs,
+        guidance=guidance,
         **{name: getattr(body, name) for name in _SAMPLING},
     )
+
+
+def _guidance(
+    body: CompletionRequest | ChatRequest, use: ToolUse | None
+) -> tuple[str, Guidance | None]:
+    """Returns the grammar that the answer follows, with the field that gives it. Raises
+    InvalidArgument.
+    """
+    asked = {
+        "tool_choice": guidance_of_tools(use),
+        "response_format": guidance_of_format(body.response_format),
+        "structured_outputs": guidance_of_outputs(body.structured_outputs),
+    }
+    found = {name: one for name, one in asked.items() if one is not None}
+    if len(found) > 1:
+        raise InvalidArgument(
+            f"{' and '.join(found)} each prescribe the answer; give one of them",
+            field=next(reversed(found)),
+        )
+    field, guidance = next(iter(found.items()), ("", None))
+    if guidance is not None and use is not None and use.mode == "auto":
+        raise InvalidArgument(
+            f"{field} prescribes the answer, so it cannot have calls; leave tools out, or set "
+            "tool_choice to none",
+            field=field,
+        )
+    return field, guidance
 
 
 def _validated(model: type[M], body: Json) -> M:
@@ -307,10 +393,13 @@ def _refusal(error: ValidationError) -> KvRelayError:
     told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
     for old, new in _WORDS.items():
         told = told.replace(old, new)
+    if told in _REASONS:
+        told = f"{told}, {_REASONS[told]}"
     if wrong["type"] == "missing":
         shown = "missing"
     elif wrong["type"].startswith("too_"):
         shown = f"a list of {len(wrong['input'])}"
-    # The only literal is the type of a message's part.
-    kind = Unimplemented if wrong["type"] == "literal_error" else InvalidArgument
+    # Another type of a part or tool is known to OpenAI, and not here.
+    foreign = wrong["type"] == "literal_error" and wrong["loc"][-1] == "type"
+    kind = Unimplemented if foreign else InvalidArgument
     return kind(f"{where} is {shown:.60}; {told}", field=field)

@@ -40,7 +40,7 @@ class Account(BaseModel):
 
 class _Choice(BaseModel):
     index: Count
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: dict[str, Any] | None
     token_ids: list[int] | Absent = Field(None, description="With return_token_ids.")
 
@@ -67,11 +67,28 @@ class Completion(_Answer):
     choices: list[CompletionChoice]
 
 
+class CalledFunction(BaseModel):
+    """The function that the model calls."""
+
+    name: str
+    arguments: str = Field(description="JSON text, as the model wrote it.")
+
+
+class ToolCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     """The message that the model wrote."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null if the message consists of calls.")
+    reasoning_content: str | Absent = Field(None, description="What a reasoning model thought.")
+    tool_calls: list[ToolCall] | Absent = Field(None, description="The calls of tools.")
 
 
 class ChatChoice(_Choice):

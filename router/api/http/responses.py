@@ -11,6 +11,7 @@ from typing import Any
 from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import Ledger, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
+from router.api.http.chat.answer import ChatAnswer
 from router.api.http.requests import Completion
 
 Json = dict[str, Any]
@@ -46,11 +47,20 @@ class Shape:
     once.
     """
 
-    def __init__(self, completion: Completion, head: Head, echoes: Sequence[str]) -> None:
-        """`echoes`: prefix of each choice's text; empty for none."""
+    def __init__(
+        self,
+        completion: Completion,
+        head: Head,
+        echoes: Sequence[str],
+        answers: Sequence[ChatAnswer],
+    ) -> None:
+        """`echoes`: prefix of each choice's text; empty for none. `answers`: the message of each
+        choice, for chats.
+        """
         self._completion = completion
         self._head = head
         self._echoes = echoes
+        self._answers = answers
         opened = to_json(self._body([], chunk=True)).removesuffix("]}")
         self._before = f'data: {opened}{{"index":'
         usage = completion.include_usage and not completion.continuous_usage
@@ -72,19 +82,15 @@ class Shape:
         - last: additional members of the last chunk.
         """
         completion = self._completion
-        text = response.text
+        reason: str | None = response.finish_reason
         if completion.chat:
-            has_text = text or response.token_ids
-            content = f'"content":{encode_basestring_ascii(text)}' if has_text else ""
-            if response.index == 0:
-                content = f'"role":"assistant",{content}' if content else '"role":"assistant"'
-            said = f'"delta":{{{content}}}'
+            said = f'"delta":{{{self._answers[index].delta(response)}}}'
+            reason = self._answers[index].finish_reason(response)
         else:
-            if completion.echo and response.index == 0:
-                text = self._echoes[index] + text
-            said = f'"text":{encode_basestring_ascii(text)}'
+            begin = self._echoes[index] if completion.echo and response.index == 0 else ""
+            said = f'"text":{encode_basestring_ascii(begin + response.text)}'
         ids = f',"token_ids":{to_json(response.token_ids)}' if completion.return_token_ids else ""
-        finish = "null" if response.finish_reason is None else f'"{response.finish_reason}"'
+        finish = "null" if reason is None else f'"{reason}"'
         scores = "null" if logprobs is None else to_json(logprobs)
         told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
         if response.system_fingerprint:
@@ -119,7 +125,8 @@ class Shape:
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
             choice: Json = {"index": index, "finish_reason": answer.finish_reason}
             if self._completion.chat:
-                choice["message"] = {"role": "assistant", "content": answer.text}
+                choice["message"] = yield from self._answers[index].message(answer.text)
+                choice["finish_reason"] = self._answers[index].finish_reason(answer)
             else:
                 choice["text"] = (
                     self._echoes[index] + answer.text if self._completion.echo else answer.text

@@ -26,6 +26,7 @@ from kvrelay.errors import (
 )
 from kvrelay.messages import Prefill
 from kvrelay.tokenizer.tokenizer import Tokenizer
+from kvrelay.types.chat import ChatMessage
 from kvrelay.wire.inference import (
     GenerateRequest,
     GenerateResponse,
@@ -138,7 +139,7 @@ async def test_text_in_and_out(stub: InferenceServiceStub) -> None:
 
 async def test_chat_goes_through_the_template(stub: InferenceServiceStub) -> None:
     request = GenerateRequest(
-        messages=(("user", "hello"),), sampling=SamplingOptions(max_tokens=3, seed=7)
+        messages=(ChatMessage("user", "hello"),), sampling=SamplingOptions(max_tokens=3, seed=7)
     )
     prompt = tuple(
         Tokenizer.load(DEMO).encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False)
@@ -238,7 +239,7 @@ async def _rest(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[pb.GenerateResp
         (ask(max_tokens=5000), InvalidArgument, "max_tokens"),
         (ask(request_id="a\r\nb"), InvalidArgument, "request_id"),
         (replace(ask(), model="other"), NotFound, "model"),
-        (GenerateRequest(messages=(("wizard", "x"),)), InvalidArgument, "messages"),
+        (GenerateRequest(messages=(ChatMessage("wizard", "x"),)), InvalidArgument, "messages"),
     ],
 )
 async def test_bad_requests_are_refused_before_anything_is_sent(

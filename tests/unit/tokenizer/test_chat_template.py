@@ -22,6 +22,7 @@ from kvrelay.errors import (
 )
 from kvrelay.models import resolve_model
 from kvrelay.tokenizer.chat_template import ChatTemplate
+from kvrelay.types.chat import ChatMessage
 
 Template = Callable[[str], ChatTemplate]
 ENDLESS = "{% for x in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -46,8 +47,8 @@ async def template(tmp_path: Path) -> AsyncIterator[Template]:
         yield load
 
 
-def user(text: str) -> list[tuple[str, str]]:
-    return [("user", text)]
+def user(text: str) -> list[ChatMessage]:
+    return [ChatMessage("user", text)]
 
 
 def pid_of(chat: ChatTemplate) -> int:
@@ -77,9 +78,9 @@ async def test_the_demo_template_renders_as_transformers() -> None:
     chat = ChatTemplate.load(folder)
     for messages in conversations:
         turns = [{"role": role, "content": content} for role, content in messages]
-        assert await chat.render(messages) == reference.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
-        )
+        assert await chat.render(
+            [ChatMessage(*one) for one in messages]
+        ) == reference.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     await chat.aclose()
 
 
@@ -276,7 +277,15 @@ async def test_templates_of_the_older_place(tmp_path: Path, entry: object) -> No
 
 def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
     """An endless template, and nobody to kill it: the alarm does, 1 s after the time limit."""
-    request = {"template": ENDLESS, "variables": {}, "lengths": [4, 0], "timeout_s": 0.1}
+    request = {
+        "template": ENDLESS,
+        "variables": {},
+        "messages": [{"role": 0, "content": 1, "tool_calls": []}],
+        "tools": None,
+        "template_kwargs": None,
+        "lengths": [4, 0],
+        "timeout_s": 0.1,
+    }
     renderer = Path(sys.modules["kvrelay.tokenizer.chat_template"].__file__ or "").with_name(
         "chat_renderer.py"
     )
@@ -297,9 +306,11 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
 import asyncio, sys
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.models import resolve_model
+from kvrelay.types.chat import ChatMessage
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60
     chat = ChatTemplate.load(resolve_model("demo"))
-    await chat.render([("user", "x")])
+    await chat.render([ChatMessage("user", "x")])
     await chat.aclose()
 asyncio.run(main(), debug=True)
 sys.exit(bool({"torch", "transformers", "jinja2"} & set(sys.modules)))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
+from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
 from router.api.http.requests import (
     object_steps,
@@ -176,12 +177,15 @@ def test_prompts_that_are_none(prompt: object) -> None:
         ("best_of", 3, InvalidArgument),
         ("echo", "yes", InvalidArgument),
         ("prompt_logprobs", 0, InvalidArgument),
-        ("structured_outputs", {"json": {}}, InvalidArgument),
+        ("structured_outputs", {"json": {}, "regex": "a"}, InvalidArgument),
+        ("structured_outputs", {"choice": []}, InvalidArgument),
         ("guided_json", {}, InvalidArgument),
         ("include_stop_str_in_output", True, InvalidArgument),
         ("skip_special_tokens", False, InvalidArgument),
         ("suffix", "end", InvalidArgument),
-        ("response_format", {"type": "json_object"}, InvalidArgument),
+        ("response_format", {"type": "json_schema"}, InvalidArgument),
+        ("response_format", {"type": "json_schema", "json_schema": {}}, InvalidArgument),
+        ("response_format", {"type": "xml"}, Unimplemented),
         ("no_such_field", 1, InvalidArgument),
         ("max_tokens", "5", InvalidArgument),
         ("max_tokens", True, InvalidArgument),
@@ -255,7 +259,7 @@ def test_chat() -> None:
         }
     )
     (request,) = completion.requests
-    assert request.messages == (("system", "be brief"), ("user", "ab"))
+    assert request.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "ab"))
     assert (request.sampling.max_tokens, request.sampling.logprobs) == (5, 3)
 
 
@@ -265,7 +269,6 @@ def test_chat() -> None:
         ({}, InvalidArgument),
         ({"messages": []}, InvalidArgument),
         ({"messages": ["hi"]}, InvalidArgument),
-        ({"messages": [{"role": "user"}]}, InvalidArgument),
         ({"messages": [{"content": "x"}]}, InvalidArgument),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, Unimplemented),
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, InvalidArgument),

@@ -1,0 +1,1 @@
+"""Chats over HTTP: messages, tools, and the parts of an answer."""

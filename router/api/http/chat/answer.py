@@ -1,0 +1,146 @@
+"""The assistant's message of one choice: its text, reasoning and tool calls as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from io import StringIO
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+import xxhash
+
+from kvrelay.wire.inference import GenerateResponse
+from router.frontend.answer_parsers.events import (
+    CallArguments,
+    CallStarted,
+    Content,
+    Event,
+    Reasoning,
+)
+from router.frontend.answer_parsers.parser import AnswerParser
+
+# Characters that are parsed at once, with the cost of each for router.runtime.loop_slices.
+_AT_ONCE = 4096
+_COST = 8
+# Some templates accept only ids of nine letters and digits.
+_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ID_LENGTH = 9
+
+
+class ChatAnswer:
+    """The message of one choice. Without a parser, all text is content."""
+
+    def __init__(
+        self,
+        choice_id: str,
+        parser: AnswerParser | None = None,
+        parallel: bool = True,
+        forced: bool = False,
+    ) -> None:
+        """`choice_id`: distinguishes the ids of the calls from those of other answers. `parallel`:
+        whether calls after the first are kept. `forced`: whether the client named the function, so
+        that the call is not the model's reason to end.
+        """
+        self._choice_id = choice_id
+        self._parser = parser
+        self._parallel = parallel
+        self._forced = forced
+        self._called = False
+
+    def delta(self, response: GenerateResponse) -> str:
+        """Returns the JSON members of the delta for the next response."""
+        members = ['"role":"assistant"'] if response.index == 0 else []
+        if self._parser is None:
+            if response.text or response.token_ids:
+                members.append(f'"content":{encode_basestring_ascii(response.text)}')
+            return ",".join(members)
+        said = _Said()
+        self._hear(said, response.text, response.finish_reason is not None)
+        for name, text in (("reasoning_content", said.reasoning), ("content", said.content)):
+            if text.tell():
+                members.append(f'"{name}":{encode_basestring_ascii(text.getvalue())}')
+        if said.calls:
+            members.append(f'"tool_calls":[{",".join(map(self._call_delta, said.calls))}]')
+        return ",".join(members)
+
+    def finish_reason(self, response: GenerateResponse) -> str | None:
+        """Returns the finish reason of a response whose text has been parsed."""
+        if response.finish_reason == "stop" and self._called and not self._forced:
+            return "tool_calls"
+        return response.finish_reason
+
+    def message(self, text: str) -> Generator[int, None, dict[str, Any]]:
+        """Returns the message of a whole answer, in the steps of router.runtime.loop_slices."""
+        if self._parser is None:
+            return {"role": "assistant", "content": text}
+        said = _Said()
+        for start in range(0, max(1, len(text)), _AT_ONCE):
+            part = text[start : start + _AT_ONCE]
+            self._hear(said, part, last=start + _AT_ONCE >= len(text))
+            yield len(part) * _COST
+        content = said.content.getvalue()
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if said.reasoning.tell():
+            message["reasoning_content"] = said.reasoning.getvalue()
+        if said.calls:
+            message |= {"content": content or None, "tool_calls": self._calls(said.calls)}
+        return message
+
+    def _hear(self, said: _Said, text: str, last: bool) -> None:
+        """Parses the next piece of the text."""
+        assert self._parser is not None, "without a parser there are no events"
+        said.add(self._parser.push(text) if text else [], self._parallel)
+        if last:
+            said.add(self._parser.finish(), self._parallel)
+        self._called = self._called or bool(said.calls)
+
+    def _call_delta(self, event: CallStarted | CallArguments) -> str:
+        if isinstance(event, CallStarted):
+            head = f'"id":"{self._id(event.index)}","type":"function",'
+            function = f'"name":{encode_basestring_ascii(event.name)},"arguments":""'
+        else:
+            head = ""
+            function = f'"arguments":{encode_basestring_ascii(event.text)}'
+        return f'{{"index":{event.index},{head}"function":{{{function}}}}}'
+
+    def _calls(self, events: Sequence[CallStarted | CallArguments]) -> list[dict[str, Any]]:
+        names = {one.index: one.name for one in events if isinstance(one, CallStarted)}
+        arguments: dict[int, list[str]] = {index: [] for index in names}
+        for one in events:
+            if isinstance(one, CallArguments):
+                arguments[one.index].append(one.text)
+        return [
+            {
+                "id": self._id(index),
+                "type": "function",
+                "function": {"name": name, "arguments": "".join(arguments[index])},
+            }
+            for index, name in names.items()
+        ]
+
+    def _id(self, index: int) -> str:
+        number = xxhash.xxh3_64_intdigest(f"{self._choice_id}-{index}".encode())
+        letters = []
+        for _ in range(_ID_LENGTH):
+            number, letter = divmod(number, len(_ID_LETTERS))
+            letters.append(_ID_LETTERS[letter])
+        return "".join(letters)
+
+
+class _Said:
+    """What a part of an answer says."""
+
+    def __init__(self) -> None:
+        self.content = StringIO()
+        self.reasoning = StringIO()
+        self.calls: list[CallStarted | CallArguments] = []
+
+    def add(self, events: Sequence[Event], parallel: bool) -> None:
+        for event in events:
+            match event:
+                case Content(text):
+                    self.content.write(text)
+                case Reasoning(text):
+                    self.reasoning.write(text)
+                case CallStarted(index) | CallArguments(index) if parallel or not index:
+                    self.calls.append(event)

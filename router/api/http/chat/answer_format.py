@@ -1,0 +1,87 @@
+"""How the text of an answer becomes content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvrelay.errors import InvalidArgument
+from router.api.http.chat.answer import ChatAnswer
+from router.api.http.chat.tool_use import ToolUse
+from router.api.http.requests import Completion
+from router.frontend.answer_parsers.formats import TOOL_FORMATS, ToolFormat
+from router.frontend.answer_parsers.named_call import NamedCallParser
+from router.frontend.answer_parsers.parser import AnswerParser
+from router.frontend.answer_parsers.reasoning import ReasoningSplitter, reasoning_markers_of
+from router.frontend.tokenization import Text
+from router.runtime.stream import Stream
+
+# Tokens at the end of a prompt that tell whether the model is thinking from the start.
+_TAIL = 16
+
+
+class AnswerFormat:
+    """The format of the answers to one HTTP request."""
+
+    def __init__(self, completion: Completion, text: Text) -> None:
+        """Raises InvalidArgument for tools that the model cannot use."""
+        self._text = text
+        self._use = completion.tool_use
+        self._tools = None if self._use is None else _tool_format(self._use, text)
+        self._reasoning = reasoning_markers_of(text.chat_template) if completion.chat else None
+
+    def applied(self, completion: Completion) -> Completion:
+        """Returns the request with the tools for the chat template and the markers to keep."""
+        use, reasoning = self._use, self._reasoning
+        markers = self._tools.markers if self._tools else ()
+        if reasoning is not None:
+            markers += (reasoning.begin, reasoning.end)
+        described = "" if use is None or use.mode == "none" else use.described
+        options = replace(completion.chat_options, tools=described, markers=markers)
+        return replace(completion, chat_options=options)
+
+    def answers(self, request_id: str, streams: Sequence[Stream]) -> list[ChatAnswer]:
+        """Returns the message of each choice, still empty."""
+        return [
+            ChatAnswer(
+                f"{request_id}-{number}",
+                self._parser(one.request.token_ids),
+                parallel=self._use is None or self._use.parallel,
+                forced=self._use is not None and self._use.named is not None,
+            )
+            for number, one in enumerate(streams)
+        ]
+
+    def _parser(self, prompt: Sequence[int]) -> AnswerParser | None:
+        tools = self._call_parser()
+        if self._reasoning is None:
+            return tools
+        begun = self._reasoning.begun(self._text.with_special_tokens(prompt[-_TAIL:]))
+        return ReasoningSplitter(tools, self._reasoning, begun)
+
+    def _call_parser(self) -> AnswerParser | None:
+        use = self._use
+        if use is not None and use.named is not None:
+            return NamedCallParser(use.named)
+        return None if use is None or self._tools is None else self._tools.open(use.tools)
+
+
+def _tool_format(use: ToolUse, text: Text) -> ToolFormat | None:
+    if use.mode == "none":
+        return None
+    if "tools" not in text.chat_template:
+        raise InvalidArgument(
+            "the chat template of this model takes no tools; leave tools out, or describe them in "
+            "a message",
+            field="tools",
+        )
+    if use.mode == "required":
+        # The answer follows a grammar of its own.
+        return TOOL_FORMATS["json"]
+    if text.tool_format is None:
+        raise InvalidArgument(
+            "the format of this model's tool calls is unknown; set model.tool_format in the "
+            "router's configuration, or leave tools out",
+            field="tools",
+        )
+    return text.tool_format

@@ -1,0 +1,140 @@
+"""Structured output: which grammar the answer to a request follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+
+# pydantic needs this one for Python 3.11.
+from typing_extensions import TypedDict
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Guidance
+from router.api.http.chat.models import at_most
+from router.api.http.chat.tool_use import ToolUse
+
+MAX_ALTERNATIVES = 4096
+
+
+class NamedSchema(TypedDict):
+    """A JSON schema with a name."""
+
+    name: NotRequired[str]
+    description: NotRequired[str | None]
+    schema: dict[str, Any]
+    strict: NotRequired[bool | None]
+
+
+class ResponseFormat(TypedDict):
+    """The format of the answer, as OpenAI describes it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NotRequired[NamedSchema | None]
+
+
+class StructuredOutputs(TypedDict):
+    """The format of the answer, as vLLM describes it: exactly one of these."""
+
+    json: NotRequired[dict[str, Any] | str | None]
+    json_object: NotRequired[bool | None]
+    regex: NotRequired[str | None]
+    choice: NotRequired[Annotated[list[str], at_most(MAX_ALTERNATIVES, least=1)] | None]
+    grammar: NotRequired[Annotated[str, Field(description="In Lark's notation.")] | None]
+
+
+ANY_OBJECT = Guidance("json_schema", '{"type":"object"}')
+
+
+def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
+    """Returns the grammar of `response_format`; None for text. Raises InvalidArgument."""
+    if given is None or given["type"] == "text":
+        return None
+    if given["type"] == "json_object":
+        return ANY_OBJECT
+    named = given.get("json_schema")
+    if named is None:
+        raise InvalidArgument(
+            "response_format has no json_schema; give an object with name and schema",
+            field="response_format",
+        )
+    return _schema(named["schema"])
+
+
+def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
+    """Returns the grammar of `structured_outputs`; None without. Raises InvalidArgument."""
+    chosen = {name: value for name, value in (given or {}).items() if value not in (None, False)}
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        raise InvalidArgument(
+            f"structured_outputs has {', '.join(sorted(chosen))}; give one of them",
+            field="structured_outputs",
+        )
+    ((name, value),) = chosen.items()
+    match name, value:
+        case "json", str(source):
+            return Guidance("json_schema", source)
+        case "json", dict(schema):
+            return _schema(schema)
+        case "regex", str(source):
+            return Guidance("regex", source)
+        case "grammar", str(source):
+            return Guidance("lark", source)
+        case "choice", list(texts):
+            alternatives = " | ".join(json.dumps(one, ensure_ascii=False) for one in texts)
+            return Guidance("lark", f"start: {alternatives}")
+    return ANY_OBJECT
+
+
+def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
+    """Returns the grammar of an answer that has to consist of calls: the arguments of the named
+    function, or a list of objects with name and arguments. None if the model decides.
+    """
+    if use is None or use.mode != "required":
+        return None
+    functions = [one["function"] for one in use.tools]
+    definitions = {
+        str(number): _moved(one.get("parameters") or {"type": "object"}, f"#/$defs/{number}")
+        for number, one in enumerate(functions)
+    }
+    calls: list[dict[str, Any]] = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": one["name"]},
+                "arguments": {"$ref": f"#/$defs/{number}"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for number, one in enumerate(functions)
+    ]
+    if use.named is not None:
+        names = [one["name"] for one in functions]
+        root: dict[str, Any] = {"$ref": f"#/$defs/{names.index(use.named)}"}
+    else:
+        root = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if not use.parallel:
+            root["maxItems"] = 1
+    return _schema(root | {"$defs": definitions})
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """Returns a schema whose references to its own parts hold where it is moved to."""
+    if isinstance(schema, list):
+        return [_moved(one, to) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: to + value[1:]
+        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, to)
+        for name, value in schema.items()
+    }
+
+
+def _schema(schema: Mapping[str, Any]) -> Guidance:
+    return Guidance("json_schema", json.dumps(schema, ensure_ascii=False))

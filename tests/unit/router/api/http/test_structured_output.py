@@ -1,0 +1,112 @@
+"""Structured output over HTTP: what a request asks for reaches the workers as a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from support.router_harness import RouterHarness, running_router
+
+from kvrelay.messages import Prefill, RunLocal
+from kvrelay.types.requests import Guidance
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8},
+    "/v1/completions": {"prompt": "hello", "max_tokens": 8},
+}
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[RouterHarness]:
+    async with running_router() as running:
+        yield running
+
+
+async def asked(router: RouterHarness, path: str, more: dict[str, Any]) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
+        return await http.post(path, json=BODIES[path] | more)
+
+
+def schema_format(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("more", "kind", "source"),
+    [
+        ({"response_format": schema_format(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json": '{"type":"null"}'}}, "json_schema", '{"type":"null"}'),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type":"object"}'),
+        ({"structured_outputs": {"regex": "a|b"}}, "regex", "a|b"),
+        ({"structured_outputs": {"choice": ['ä "x"', "b"]}}, "lark", 'start: "ä \\"x\\"" | "b"'),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "lark", 'start: "a"'),
+        ({"structured_outputs": {"json_object": False}}, None, ""),
+        ({"response_format": {"type": "text"}}, None, ""),
+    ],
+)
+async def test_workers_get_the_grammar(
+    router: RouterHarness, path: str, more: dict[str, Any], kind: Any, source: str
+) -> None:
+    assert (await asked(router, path, more)).status_code == 200
+    (found,) = {
+        command.spec.sampling.guidance
+        for server in router.workers.values()
+        for command in server.worker.commands
+        if isinstance(command, Prefill | RunLocal)
+    }
+    assert found == (kind and Guidance(kind, source))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"response_format": schema_format({"type": "nothing"})}, "response_format"),
+        ({"response_format": schema_format({"$ref": "http://127.0.0.1/x"})}, "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: missing"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}
+                ],
+                "tool_choice": "required",
+            },
+            "tool_choice",
+        ),
+    ],
+)
+async def test_refused(router: RouterHarness, more: dict[str, Any], field: str) -> None:
+    response = await asked(router, CHAT, more)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field), error
+    assert not any(server.worker.commands for server in router.workers.values())
+
+
+async def test_references_of_a_tools_schema_hold(router: RouterHarness) -> None:
+    node = {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    }
+    parameters = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    response = await asked(router, CHAT, {"tools": tools, "tool_choice": "required"})
+    assert response.status_code == 200, response.text
