@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from io import StringIO
+from itertools import starmap
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -60,7 +62,8 @@ class ChatAnswer:
             if text.tell():
                 members.append(f'"{name}":{encode_basestring_ascii(text.getvalue())}')
         if said.calls:
-            members.append(f'"tool_calls":[{",".join(map(self._call_delta, said.calls))}]')
+            calls = ",".join(starmap(self._call_delta, said.calls.items()))
+            members.append(f'"tool_calls":[{calls}]')
         return ",".join(members)
 
     def finish_reason(self, response: GenerateResponse) -> str | None:
@@ -94,28 +97,22 @@ class ChatAnswer:
             said.add(self._parser.finish(), self._parallel)
         self._called = self._called or bool(said.calls)
 
-    def _call_delta(self, event: CallStarted | CallArguments) -> str:
-        if isinstance(event, CallStarted):
-            head = f'"id":"{self._id(event.index)}","type":"function",'
-            function = f'"name":{encode_basestring_ascii(event.name)},"arguments":""'
-        else:
-            head = ""
-            function = f'"arguments":{encode_basestring_ascii(event.text)}'
-        return f'{{"index":{event.index},{head}"function":{{{function}}}}}'
+    def _call_delta(self, index: int, call: _Call) -> str:
+        function = f'"arguments":{encode_basestring_ascii("".join(call.arguments))}'
+        if call.name is None:
+            return f'{{"index":{index},"function":{{{function}}}}}'
+        function = f'"name":{encode_basestring_ascii(call.name)},{function}'
+        head = f'"id":"{self._id(index)}","type":"function"'
+        return f'{{"index":{index},{head},"function":{{{function}}}}}'
 
-    def _calls(self, events: Sequence[CallStarted | CallArguments]) -> list[dict[str, Any]]:
-        names = {one.index: one.name for one in events if isinstance(one, CallStarted)}
-        arguments: dict[int, list[str]] = {index: [] for index in names}
-        for one in events:
-            if isinstance(one, CallArguments):
-                arguments[one.index].append(one.text)
+    def _calls(self, calls: dict[int, _Call]) -> list[dict[str, Any]]:
         return [
             {
                 "id": self._id(index),
                 "type": "function",
-                "function": {"name": name, "arguments": "".join(arguments[index])},
+                "function": {"name": one.name, "arguments": "".join(one.arguments)},
             }
-            for index, name in names.items()
+            for index, one in calls.items()
         ]
 
     def _id(self, index: int) -> str:
@@ -127,13 +124,23 @@ class ChatAnswer:
         return "".join(letters)
 
 
+@dataclass(slots=True)
+class _Call:
+    """A part of a call."""
+
+    # None if the call started earlier.
+    name: str | None = None
+    arguments: list[str] = field(default_factory=list)
+
+
 class _Said:
     """What a part of an answer says."""
 
     def __init__(self) -> None:
         self.content = StringIO()
         self.reasoning = StringIO()
-        self.calls: list[CallStarted | CallArguments] = []
+        # By index.
+        self.calls: dict[int, _Call] = {}
 
     def add(self, events: Sequence[Event], parallel: bool) -> None:
         for event in events:
@@ -142,5 +149,7 @@ class _Said:
                     self.content.write(text)
                 case Reasoning(text):
                     self.reasoning.write(text)
-                case CallStarted(index) | CallArguments(index) if parallel or not index:
-                    self.calls.append(event)
+                case CallStarted(index, name) if parallel or not index:
+                    self.calls[index] = _Call(name)
+                case CallArguments(index, text) if parallel or not index:
+                    self.calls.setdefault(index, _Call()).arguments.append(text)

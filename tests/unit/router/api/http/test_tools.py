@@ -235,6 +235,40 @@ async def test_a_template_that_takes_no_tools(tmp_path: Path) -> None:
     assert response.json()["error"]["param"] == "tools"
 
 
+THINKING = """\
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>
+{%- if thinking %}<think>
+{% endif %}{# </think> ends the thinking #}"""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_thinking_is_apart_from_the_answer(
+    tmp_path: Path, streamed: bool, begun: bool
+) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(THINKING)
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": QUESTION,
+        "extra_body": {"chat_template_kwargs": {"thinking": begun}},
+    }
+    async with (
+        running_router(folder=str(folder)) as router,
+        openai.AsyncOpenAI(base_url=f"{router.http}/v1", api_key="none") as client,
+    ):
+        says(router, ("" if begun else "<think>") + "Rain?</think>\n\nIt rains.")
+        if streamed:
+            stream = await client.chat.completions.create(**asked, stream=True)
+            parts = [chunk.choices[0].delta async for chunk in stream]
+        else:
+            parts = [(await client.chat.completions.create(**asked)).choices[0].message]
+    thought = [(part.model_extra or {}).get("reasoning_content") or "" for part in parts]
+    assert "".join(thought) == "Rain?"
+    assert "".join(part.content or "" for part in parts) == "It rains."
+
+
 async def test_an_answer_to_messages_may_fill_the_context(router: RouterHarness) -> None:
     says(router, "It rains. " * 60)
     async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
