@@ -46,6 +46,8 @@ class ChatTemplate:
         self._template = template
         # For example bos_token.
         self._variables = dict(variables)
+        # OpenAI's name for the system role. Few templates know it.
+        self._roles = {} if "developer" in template else {"developer": "system"}
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._closed = False
@@ -93,7 +95,9 @@ class ChatTemplate:
         request = {
             "template": self._template,
             "variables": self._variables,
-            "messages": [_places(one, texts) for one in messages],
+            "messages": [
+                _places(one, self._roles.get(one.role, one.role), texts) for one in messages
+            ],
             "tools": texts.add(options.tools or None),
             "template_kwargs": texts.add(options.template_kwargs or None),
             "lengths": list(map(len, texts.encoded)),
@@ -213,10 +217,10 @@ class _Texts:
         return len(self.encoded) - 1
 
 
-def _places(message: ChatMessage, texts: _Texts) -> dict[str, Any]:
-    """Returns the message with the places of its texts."""
+def _places(message: ChatMessage, role: str, texts: _Texts) -> dict[str, Any]:
+    """Returns the message in this role, with the places of its texts."""
     places: dict[str, Any] = {
-        "role": texts.add(message.role),
+        "role": texts.add(role),
         "content": texts.add(message.content),
         "tool_calls": [
             {name: texts.add(getattr(one, name)) for name in ("id", "name", "arguments")}

@@ -153,6 +153,7 @@ class OpenAiEndpoint:
     def _model(self) -> Model:
         return Model(
             id=self._frontend.card.info.id,
+            root=self._frontend.card.info.id,
             created=self._started,
             max_model_len=self._frontend.max_model_len,
             vocab_size=self._frontend.card.vocab_size,

@@ -7,7 +7,7 @@ bounds of texts too: `WithJsonSchema` marks them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
@@ -229,6 +229,9 @@ class ChatRequest(_Generation):
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables of the model's chat template."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        Field(None, description="A variable of the chat template.")
     )
     # The bound is the one of the sampling option `logprobs`, whose name its error has.
     top_logprobs: int | None = Field(

@@ -235,7 +235,9 @@ def chat_messages(messages: list[Message]) -> tuple[ChatMessage, ...]:
 
 
 def _template_kwargs(request: ChatRequest) -> str:
-    given = request.chat_template_kwargs or {}
+    given = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        given.setdefault("reasoning_effort", request.reasoning_effort)
     reserved = sorted(given.keys() & _TEMPLATE_ARGUMENTS)
     if reserved:
         raise PermissionDenied(

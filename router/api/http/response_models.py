@@ -118,6 +118,7 @@ class Model(BaseModel):
 
     id: str
     object: Literal["model"] = "model"
+    root: str = Field(description="The model that this one is based on: itself.")
     created: Count
     owned_by: str = "kvrelay"
     max_model_len: Count

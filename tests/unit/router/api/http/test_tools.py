@@ -21,6 +21,7 @@ TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 Write <tool_call>{"name": "...", "arguments": {...}}</tool_call> to call one.{% endif %}
 {%- if style %}<style>{{ style }}</style>{% endif %}
+{%- if reasoning_effort %}<effort>{{ reasoning_effort }}</effort>{% endif %}
 {%- for message in messages %}<{{ message.role }}>
 {%- if message.content is not none %}{{ message.content }}{% endif %}
 {%- for call in message.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": \
@@ -178,8 +179,15 @@ async def test_arguments_that_broke_off_stay_text(
 
 async def test_variables_of_the_template(router: RouterHarness, client: openai.AsyncOpenAI) -> None:
     says(router, "ok")
-    await message(client, False, extra_body={"chat_template_kwargs": {"style": "brief"}})
-    assert "<style>brief</style>" in prompts(router)[0]
+    await message(
+        client,
+        False,
+        messages=[{"role": "developer", "content": "Be brief."}, *QUESTION],
+        reasoning_effort="low",
+        extra_body={"chat_template_kwargs": {"style": "brief"}},
+    )
+    (prompt,) = prompts(router)
+    assert "<style>brief</style><effort>low</effort><system>Be brief.<user>" in prompt
 
 
 def named(name: str) -> dict[str, Any]:
