@@ -57,7 +57,8 @@ def main() -> None:
         ]
         text = b""
         try:
-            text = render(request, texts).encode(errors="surrogatepass")
+            # The arguments of a call may have escaped halves of characters, which are no text.
+            text = render(request, texts).encode(errors="replace")
             reply: dict[str, object] = {"length": len(text)}
         except Exception as error:  # noqa: BLE001 - whatever a template raises is the answer
             reply = {"error": (str(error) or type(error).__name__)[:MAX_ERROR]}

@@ -228,7 +228,6 @@ ROWS = (
         http(f"client's own {name}", name, {name: value}, FORBIDDEN)
         for name, value in {
             "chat_template": "{{ 7 * 7 }}",
-            "chat_template_kwargs": {"a": 1},
             "kv_transfer_params": {
                 "do_remote_prefill": True,
                 "remote_host": "10.0.0.1",

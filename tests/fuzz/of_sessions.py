@@ -21,6 +21,7 @@ from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
 from kvrelay.messages import (
     Abort,
@@ -210,6 +211,14 @@ class PlayedRunner:
         self.layout_hash, self.model_id = LAYOUT.hash("test"), "test"
         self.sampled_model_id = self.tokenizer_id = ""
         self.max_model_len, self.vocab_size, self.eos_token_ids = 200, 100, frozenset({2})
+        self.grammars = NoGrammars()
+
+
+class NoGrammars:
+    """Of a model that cannot follow guidance."""
+
+    def open(self, *_: object) -> Matcher:
+        raise InvalidArgument("this model cannot follow guidance", field="guidance")
 
 
 @contextmanager

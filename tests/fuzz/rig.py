@@ -126,6 +126,7 @@ class Rig:
 
     def close(self) -> None:
         self.run(self.text.close())
+        self.run(self.frontend.guidance.close())
         self._runner.close()
 
 

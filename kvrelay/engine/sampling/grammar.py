@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=50_000,
     step_lexer_fuel=20_000,
     step_max_items=10_000,
+    max_items_in_row=10_000,
     max_lexer_states=20_000,
     max_grammar_size=10_000,
     verbose_errors=False,
@@ -27,6 +29,8 @@ WHITESPACE = r"( |\n[ \t]{0,32})"
 CPU_S = 0.5
 # Processor time for the allowed tokens of one place in an answer, where a grammar is tried out.
 SLOW_MASK_S = 0.02
+# llguidance computes with 64-bit floats, which represent the integers up to this one.
+_MAX_INTEGER = 2**53
 # Characters of llguidance's reason in an error.
 _MAX_REASON = 300
 
@@ -98,6 +102,15 @@ def refusal(reason: str) -> InvalidArgument:
     return InvalidArgument(f"guidance is not accepted: {line:.{_MAX_REASON}}", field="guidance")
 
 
+def _exact(digits: str) -> int:
+    """Returns the integer. Raises ValueError for one that would be replaced by another."""
+    if len(digits) > len(str(-_MAX_INTEGER)) or abs(int(digits)) > _MAX_INTEGER:
+        raise ValueError(
+            f"the integer {digits:.40} in the schema is beyond 2^53; use a string instead"
+        )
+    return int(digits)
+
+
 def _unable(reason: str) -> InvalidArgument:
     return InvalidArgument(
         f"this model cannot follow guidance: {reason}; send the request without guidance",
@@ -109,6 +122,7 @@ def _grammar(guidance: Guidance) -> str:
     """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON."""
     match guidance.kind:
         case "json_schema":
+            json.loads(guidance.source, parse_int=_exact)
             # A schema may contain options for llguidance. None of them may drop keywords.
             return LLMatcher.grammar_from_json_schema(
                 guidance.source,

@@ -74,7 +74,11 @@ def _try(compiler: GrammarCompiler, guidance: Guidance, eos_token_ids: frozenset
                 )
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             token = int(chosen.choice(allowed)) if len(allowed) else -1
-            if token in eos_token_ids or not state.try_consume_tokens([token]):
+            if token in eos_token_ids:
+                break
+            if not state.try_consume_tokens([token]):
+                if state.is_error():
+                    raise refusal(state.get_error())
                 break
 
 

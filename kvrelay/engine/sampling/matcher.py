@@ -38,6 +38,8 @@ class Matcher:
         new = list(token_ids[self._seen :])
         taken = self._state.try_consume_tokens(new) if new else 0
         self._seen += taken
+        if self._state.is_error():
+            raise refusal(self._state.get_error())
         if taken < len(new):
             raise InvalidArgument(
                 f"token {new[taken]} at position {self._seen} does not follow guidance; resume an "

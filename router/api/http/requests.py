@@ -103,7 +103,8 @@ _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 # Arguments of the function that renders a template, which are not variables of the template.
 _TEMPLATE_ARGUMENTS = {
     *("conversations", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
-    *("return_assistant_tokens_mask", "continue_final_message"),
+    *("return_assistant_tokens_mask", "continue_final_message", "compiled_template", "self"),
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 }
 # Characters of JSON.
 MAX_TEMPLATE_KWARGS = 4096
@@ -118,6 +119,7 @@ _WORDS = {
     "List should": "it must",
     "Field required": "give it",
     " after validation": "",
+    "Extra inputs are not permitted": "it is not known here; leave it out",
     "valid dictionary": "object",
     "a valid string": "text",
     "a valid boolean": "true or false",

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 # pydantic needs this one for Python 3.11.
 from typing_extensions import TypedDict
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
-from router.api.http.chat.models import at_most
+from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
 
 MAX_ALTERNATIVES = 4096
@@ -37,6 +37,9 @@ class ResponseFormat(TypedDict):
 
 class StructuredOutputs(TypedDict):
     """The format of the answer, as vLLM describes it: exactly one of these."""
+
+    # An option that is not known here may change the answer.
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     json: NotRequired[dict[str, Any] | str | None]
     json_object: NotRequired[bool | None]
@@ -65,12 +68,13 @@ def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
 
 def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
     """Returns the grammar of `structured_outputs`; None without. Raises InvalidArgument."""
-    chosen = {name: value for name, value in (given or {}).items() if value not in (None, False)}
-    if not chosen:
+    if given is None:
         return None
-    if len(chosen) > 1:
+    chosen = {name: value for name, value in given.items() if value not in (None, False)}
+    if len(chosen) != 1:
         raise InvalidArgument(
-            f"structured_outputs has {', '.join(sorted(chosen))}; give one of them",
+            f"structured_outputs has {', '.join(sorted(chosen)) or 'none of its options'}; give "
+            "exactly one of json, json_object, regex, choice and grammar",
             field="structured_outputs",
         )
     ((name, value),) = chosen.items()
@@ -85,7 +89,8 @@ def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
             return Guidance("lark", source)
         case "choice", list(texts):
             alternatives = " | ".join(json.dumps(one, ensure_ascii=False) for one in texts)
-            return Guidance("lark", f"start: {alternatives}")
+            # A terminal, since a rule with thousands of alternatives is slow.
+            return Guidance("lark", f"start: TEXT\nTEXT: {alternatives}")
     return ANY_OBJECT
 
 
@@ -97,7 +102,7 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         return None
     functions = [one["function"] for one in use.tools]
     definitions = {
-        str(number): _moved(one.get("parameters") or {"type": "object"}, f"#/$defs/{number}")
+        str(number): _moved(_parameters(one), f"#/$defs/{number}")
         for number, one in enumerate(functions)
     }
     calls: list[dict[str, Any]] = [
@@ -120,6 +125,19 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         if not use.parallel:
             root["maxItems"] = 1
     return _schema(root | {"$defs": definitions})
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    """Returns the schema of the arguments. Raises InvalidArgument unless they are an object."""
+    given = function.get("parameters") or {"type": "object"}
+    if given.get("type") != "object" and "$ref" not in given:
+        raise InvalidArgument(
+            f"the parameters of tool {function['name']} are not those of an object; give them type "
+            "object",
+            field="tools",
+        )
+    # References hold for the schema's new place, not for its own address.
+    return {name: value for name, value in given.items() if name != "$id"}
 
 
 def _moved(schema: Any, to: str) -> Any:

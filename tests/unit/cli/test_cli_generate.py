@@ -12,6 +12,7 @@ from support.scripted_router import ScriptedRouter, last, serving, tokens
 
 import kvrelay
 from kvrelay.cli.main import run
+from kvrelay.types.chat import ChatMessage
 
 Output = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-c", "from kvrelay.cli.main import main; main()"]
@@ -58,7 +59,7 @@ def test_chat_sends_a_users_message() -> None:
     with serving(router) as target:
         assert run(["generate", "Hello", "--chat", "--model", "demo", "--target", target]) == 0
     assert router.requests[0].prompt is None
-    assert router.requests[0].messages == (("user", "Hello"),)
+    assert router.requests[0].messages == (ChatMessage("user", "Hello"),)
     assert router.requests[0].model == "demo"
 
 

@@ -38,15 +38,18 @@ class ChatAnswer:
         parser: AnswerParser | None = None,
         parallel: bool = True,
         forced: bool = False,
+        calls_only: bool = False,
     ) -> None:
         """`choice_id`: distinguishes the ids of the calls from those of other answers. `parallel`:
         whether calls after the first are kept. `forced`: whether the client named the function, so
-        that the call is not the model's reason to end.
+        that the call is not the model's reason to end. `calls_only`: whether text that is no call
+        is the rest of one that was cut off, and is dropped.
         """
         self._choice_id = choice_id
         self._parser = parser
         self._parallel = parallel
         self._forced = forced
+        self._calls_only = calls_only
         self._called = False
 
     def delta(self, response: GenerateResponse) -> str:
@@ -86,16 +89,30 @@ class ChatAnswer:
         if said.reasoning.tell():
             message["reasoning_content"] = said.reasoning.getvalue()
         if said.calls:
-            message |= {"content": content or None, "tool_calls": self._calls(said.calls)}
+            message["tool_calls"] = self._calls(said.calls)
+        if said.calls or self._calls_only:
+            message["content"] = content or None
         return message
 
     def _hear(self, said: _Said, text: str, last: bool) -> None:
         """Parses the next piece of the text."""
         assert self._parser is not None, "without a parser there are no events"
-        said.add(self._parser.push(text) if text else [], self._parallel)
+        self._add(said, self._parser.push(text) if text else [])
         if last:
-            said.add(self._parser.finish(), self._parallel)
+            self._add(said, self._parser.finish())
         self._called = self._called or bool(said.calls)
+
+    def _add(self, said: _Said, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Content(text) if not self._calls_only:
+                    said.content.write(text)
+                case Reasoning(text):
+                    said.reasoning.write(text)
+                case CallStarted(index, name) if self._parallel or not index:
+                    said.calls[index] = _Call(name)
+                case CallArguments(index, text) if self._parallel or not index:
+                    said.calls.setdefault(index, _Call()).arguments.append(text)
 
     def _call_delta(self, index: int, call: _Call) -> str:
         function = f'"arguments":{encode_basestring_ascii("".join(call.arguments))}'
@@ -141,15 +158,3 @@ class _Said:
         self.reasoning = StringIO()
         # By index.
         self.calls: dict[int, _Call] = {}
-
-    def add(self, events: Sequence[Event], parallel: bool) -> None:
-        for event in events:
-            match event:
-                case Content(text):
-                    self.content.write(text)
-                case Reasoning(text):
-                    self.reasoning.write(text)
-                case CallStarted(index, name) if parallel or not index:
-                    self.calls[index] = _Call(name)
-                case CallArguments(index, text) if parallel or not index:
-                    self.calls.setdefault(index, _Call()).arguments.append(text)

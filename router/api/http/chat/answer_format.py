@@ -48,6 +48,7 @@ class AnswerFormat:
                 self._parser(one.request.token_ids),
                 parallel=self._use is None or self._use.parallel,
                 forced=self._use is not None and self._use.named is not None,
+                calls_only=self._use is not None and self._use.mode == "required",
             )
             for number, one in enumerate(streams)
         ]

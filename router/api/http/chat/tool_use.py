@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kvrelay.errors import InvalidArgument
 from router.api.http.chat.models import Tool, ToolChoice
@@ -19,7 +19,7 @@ Mode = Literal["none", "auto", "required"]
 class ToolUse:
     """The tools of a chat request."""
 
-    tools: tuple[Mapping[str, Any], ...]
+    tools: tuple[Tool, ...]
     # auto: the model may call tools. required: the answer consists of calls.
     mode: Mode
     # The only function that the answer calls, exactly once; None for the model's choice.

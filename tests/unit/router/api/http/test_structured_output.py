@@ -21,6 +21,18 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+CHOICE = 'start: TEXT\nTEXT: "ä \\"x\\"" | "b"'
+# Large, and answered in time.
+LARGE = {
+    "choices": {"structured_outputs": {"choice": [f"v1_{one:05d}" for one in range(4000)]}},
+    "properties": {
+        "structured_outputs": {
+            "json": {"properties": {f"p{one}_": {"type": "string"} for one in range(1000)}}
+        }
+    },
+}
+
+
 @pytest.fixture
 async def router() -> AsyncIterator[RouterHarness]:
     async with running_router() as running:
@@ -46,9 +58,8 @@ def schema_format(schema: object) -> dict[str, Any]:
         ({"structured_outputs": {"json": '{"type":"null"}'}}, "json_schema", '{"type":"null"}'),
         ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type":"object"}'),
         ({"structured_outputs": {"regex": "a|b"}}, "regex", "a|b"),
-        ({"structured_outputs": {"choice": ['ä "x"', "b"]}}, "lark", 'start: "ä \\"x\\"" | "b"'),
+        ({"structured_outputs": {"choice": ['ä "x"', "b"]}}, "lark", CHOICE),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "lark", 'start: "a"'),
-        ({"structured_outputs": {"json_object": False}}, None, ""),
         ({"response_format": {"type": "text"}}, None, ""),
     ],
 )
@@ -74,6 +85,21 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"response_format": schema_format({"type": "nothing"})}, "response_format"),
         ({"response_format": schema_format({"$ref": "http://127.0.0.1/x"})}, "response_format"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": ""}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"const": 2**53 + 1}}}, "structured_outputs"),
+        ({"response_format": schema_format({"minimum": -(10**100)})}, "response_format"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
         ({"structured_outputs": {"grammar": "start: missing"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
@@ -86,7 +112,13 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         (
             {
                 "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"type": "object", "properties": {"a": {"type": 1}}},
+                        },
+                    }
                 ],
                 "tool_choice": "required",
             },
@@ -106,7 +138,13 @@ async def test_references_of_a_tools_schema_hold(router: RouterHarness) -> None:
         "type": "object",
         "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
     }
-    parameters = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+    parameters = {"$id": "http://a/b", "$ref": "#/$defs/node", "$defs": {"node": node}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     response = await asked(router, CHAT, {"tools": tools, "tool_choice": "required"})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_large_grammars_are_taken(router: RouterHarness, name: str) -> None:
+    response = await asked(router, CHAT, LARGE[name])
     assert response.status_code == 200, response.text

@@ -177,6 +177,24 @@ async def test_arguments_that_broke_off_stay_text(
     assert json.dumps('{"ci') in prompts(router)[0]
 
 
+async def test_arguments_that_are_no_text_are_shown_without_it(
+    router: RouterHarness, client: openai.AsyncOpenAI
+) -> None:
+    half = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": "\\ud800"}'},
+    }
+    turns: list[Any] = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [half]},
+        {"role": "tool", "tool_call_id": "1", "content": "ok"},
+    ]
+    says(router, "ok")
+    answer = await client.chat.completions.create(model="demo", messages=turns)
+    assert answer.choices[0].message.content == "ok"
+
+
 async def test_variables_of_the_template(router: RouterHarness, client: openai.AsyncOpenAI) -> None:
     says(router, "ok")
     await message(
@@ -312,6 +330,18 @@ async def test_required_calls_follow_a_grammar(
     names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
     assert names == ["weather", "clock"]
     assert schema["$defs"]["0"] == WEATHER["function"]["parameters"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_rest_of_required_calls_that_were_cut_off_is_no_content(
+    router: RouterHarness, client: openai.AsyncOpenAI, streamed: bool
+) -> None:
+    says(router, '[{"name": "weather", "arguments": {"city": "Bern"}}, {"name": "clo')
+    content, calls, _ = await message(
+        client, streamed, tools=[WEATHER, CLOCK], tool_choice="required"
+    )
+    assert not content
+    assert [one[1] for one in calls] == ["weather"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
