@@ -17,6 +17,7 @@ from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
 from router.core.body_budget import BodyBudget
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, tool_format_of
+from router.frontend.answer_parsers.reasoning import reasoning_markers_of
 from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
@@ -85,6 +86,8 @@ class Text:
             if tool_format == "auto"
             else TOOL_FORMATS[tool_format]
         )
+        # The markers around the model's thinking; None for a model that does not show it.
+        self.reasoning = reasoning_markers_of(self.chat_template)
         self._chat_turns = FairLanes(len(chat), SHORT)
         self._threads = FairThreads(THREADS, SHORT, "tokenizer")
         self._waiting = BodyBudget(MAX_WAITING, "long texts to tokenize")

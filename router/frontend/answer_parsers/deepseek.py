@@ -13,10 +13,8 @@ Source: the chat templates of these models.
 
 from __future__ import annotations
 
-import re
-
 from router.frontend.answer_parsers.stepped_parser import MarkedParser
-from router.frontend.answer_parsers.text_reader import Steps
+from router.frontend.answer_parsers.text_reader import NAME, Steps
 from router.frontend.answer_parsers.tools import Tools
 
 MARKERS = (
@@ -26,7 +24,6 @@ MARKERS = (
 
 _CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _CALLS_END = MARKERS
 _FENCE = "```"
-_NAME = re.compile(r"[\w.:/-]*")
 
 
 class DeepSeekParser(MarkedParser):
@@ -44,13 +41,13 @@ class DeepSeekParser(MarkedParser):
             if not (yield from self.reader.accept(_CALL_BEGIN)):
                 return False
         yield from self.reader.spaces()
-        name = yield from self.reader.run(_NAME)
+        name = yield from self.reader.run(NAME)
         if not (yield from self.reader.accept(_SEPARATOR)):
             return False
         yield from self.reader.spaces()
         if (yield from self.reader.peek()) != "{":
             # The text before the separator is the type of the call.
-            name = yield from self.reader.run(_NAME)
+            name = yield from self.reader.run(NAME)
             yield from self.reader.spaces()
         yield from self._fence()
         if not name or (yield from self.reader.peek()) != "{":

@@ -10,17 +10,14 @@ Source: the chat templates of these models, and the tokenizers of mistral-common
 
 from __future__ import annotations
 
-import re
-
 from router.frontend.answer_parsers.call_object import CallObject, read_list
 from router.frontend.answer_parsers.stepped_parser import MarkedParser
-from router.frontend.answer_parsers.text_reader import Steps
+from router.frontend.answer_parsers.text_reader import NAME, Steps
 from router.frontend.answer_parsers.tools import Tools
 
 MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
 _TOOL_CALLS, _CALL_ID, _ARGS = MARKERS
-_NAME = re.compile(r"[\w.:/-]*")
 
 
 class MistralParser(MarkedParser):
@@ -40,9 +37,9 @@ class MistralParser(MarkedParser):
         return (yield from self._named_call())
 
     def _named_call(self) -> Steps[bool]:
-        name = yield from self.reader.run(_NAME)
+        name = yield from self.reader.run(NAME)
         if (yield from self.reader.accept(_CALL_ID)):
-            yield from self.reader.run(_NAME)
+            yield from self.reader.run(NAME)
         yield from self.reader.accept(_ARGS)
         yield from self.reader.spaces()
         if not name or (yield from self.reader.peek()) != "{":

@@ -15,6 +15,8 @@ from router.frontend.answer_parsers.json_scanner import JsonScanner
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
+# The name of a function that ends at a marker.
+NAME = re.compile(r"[\w.:/-]*")
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 

@@ -12,7 +12,7 @@ from router.api.http.requests import Completion
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, ToolFormat
 from router.frontend.answer_parsers.named_call import NamedCallParser
 from router.frontend.answer_parsers.parser import AnswerParser
-from router.frontend.answer_parsers.reasoning import ReasoningSplitter, reasoning_markers_of
+from router.frontend.answer_parsers.reasoning import ReasoningSplitter
 from router.frontend.tokenization import Text
 from router.runtime.stream import Stream
 
@@ -28,7 +28,7 @@ class AnswerFormat:
         self._text = text
         self._use = completion.tool_use
         self._tools = None if self._use is None else _tool_format(self._use, text)
-        self._reasoning = reasoning_markers_of(text.chat_template) if completion.chat else None
+        self._reasoning = text.reasoning if completion.chat else None
 
     def applied(self, completion: Completion) -> Completion:
         """Returns the request with the tools for the chat template and the markers to keep."""

@@ -10,8 +10,8 @@ from typing import Literal
 from kvrelay.errors import InvalidArgument
 from router.api.http.chat.models import Tool, ToolChoice
 
-# Limit on the JSON text of all tools, which every prompt of the conversation contains.
-MAX_TOOLS_BYTES = 256 * 2**10
+# Limit on the characters of the JSON of all tools, which every prompt of the conversation contains.
+MAX_TOOLS_LENGTH = 256 * 2**10
 Mode = Literal["none", "auto", "required"]
 
 
@@ -20,17 +20,14 @@ class ToolUse:
     """The tools of a chat request."""
 
     tools: tuple[Tool, ...]
+    # The tools as JSON, for the chat template.
+    described: str
     # auto: the model may call tools. required: the answer consists of calls.
     mode: Mode
     # The only function that the answer calls, exactly once; None for the model's choice.
     named: str | None = None
     # Whether the answer may have several calls.
     parallel: bool = True
-
-    @property
-    def described(self) -> str:
-        """The tools as JSON, for the chat template."""
-        return json.dumps(self.tools, ensure_ascii=False)
 
 
 def tool_use_of(
@@ -59,12 +56,11 @@ def tool_use_of(
             field="tool_choice",
         )
     mode: Mode = "required" if isinstance(choice, dict) else choice or "auto"
-    use = ToolUse(tuple(tools), mode, named, parallel is not False)
-    size = len(use.described)
-    if size > MAX_TOOLS_BYTES:
+    described = json.dumps(tools, ensure_ascii=False)
+    if len(described) > MAX_TOOLS_LENGTH:
         raise InvalidArgument(
-            f"tools have {size} characters of JSON; allowed are {MAX_TOOLS_BYTES}; shorten their "
-            "descriptions or give fewer",
+            f"tools have {len(described)} characters of JSON; allowed are {MAX_TOOLS_LENGTH}; "
+            "shorten their descriptions or give fewer",
             field="tools",
         )
-    return use
+    return ToolUse(tuple(tools), described, mode, named, parallel is not False)

@@ -44,13 +44,17 @@ CALLS = (
 )
 
 
+def demo_with(template: str, parent: Path) -> str:
+    """A folder with the demo model and this chat template."""
+    folder = parent / "demo"
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo model, with a template that takes tools."""
-    folder = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(DEMO, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return str(folder)
+    return demo_with(TEMPLATE, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -247,11 +251,9 @@ async def test_tools_that_are_too_long(router: RouterHarness) -> None:
 
 
 async def test_a_template_that_takes_no_tools(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    shutil.copytree(DEMO, folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    folder = demo_with("{{ messages[0].content }}", tmp_path)
     async with (
-        running_router(folder=str(folder)) as router,
+        running_router(folder=folder) as router,
         httpx.AsyncClient(base_url=router.http) as http,
     ):
         body = {"messages": QUESTION, "tools": [WEATHER]}
@@ -272,16 +274,14 @@ THINKING = """\
 async def test_thinking_is_apart_from_the_answer(
     tmp_path: Path, streamed: bool, begun: bool
 ) -> None:
-    folder = tmp_path / "demo"
-    shutil.copytree(DEMO, folder)
-    (folder / "chat_template.jinja").write_text(THINKING)
+    folder = demo_with(THINKING, tmp_path)
     asked: dict[str, Any] = {
         "model": "demo",
         "messages": QUESTION,
         "extra_body": {"chat_template_kwargs": {"thinking": begun}},
     }
     async with (
-        running_router(folder=str(folder)) as router,
+        running_router(folder=folder) as router,
         openai.AsyncOpenAI(base_url=f"{router.http}/v1", api_key="none") as client,
     ):
         says(router, ("" if begun else "<think>") + "Rain?</think>\n\nIt rains.")
