@@ -1,8 +1,8 @@
-"""Applies a load that steps 1× → 6× → 1×, once with long prompts and once with long answers:
+"""Applies a load that steps 1× → 12× → 1×, once with long prompts and once with long answers:
 `python benchmarks/elastic.py`.
 
 The cluster runs as under `kvrelay serve`, and the requests are those of `kvrelay loadtest run
---rate R:S,6R:S,R:S --admin …`. 1× is a share of the capacity of one worker, measured just before,
+--rate R:S,12R:S,R:S --admin …`. 1× is a share of the capacity of one worker, measured just before,
 so the same steps fit any machine. The exit code is 1 if a check fails. FOLDER/prefill.html and
 FOLDER/decode.html show queues, pool sizes, reasons and latencies on one timeline.
 """
@@ -45,9 +45,10 @@ from kvrelay.wire.cluster import ClusterStatus
 ROOT = Path(__file__).parents[1]
 # decode.max_batch.
 SLOTS = 8
-# The load at 1×, as a share of the capacity of one worker.
-SHARE = 0.3
-STEP = 6
+# The load at 1×, as a share of the capacity of one worker. The scaling policy shrinks a pool to one
+# worker below a load of 0.38, also if the machine is half as fast as during the measurement.
+SHARE = 0.15
+STEP = 12
 TRIES = 4
 TIMEOUT_S = 600.0
 # The gaps vary half as much as in a Poisson process, so the pools follow the step and not random
@@ -69,7 +70,7 @@ CASES = (Case("prefill", 1200, 4), Case("decode", 100, 200))
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """1× for `calm_s`, 6× for `high_s`, then 1× until the pools have their initial sizes, for at
+    """1× for `calm_s`, 12× for `high_s`, then 1× until the pools have their initial sizes, for at
     most `tail_s`.
     """
 
@@ -102,7 +103,7 @@ def config(policy: Path) -> ClusterConfig:
 
 async def capacity(client: AsyncClient, case: Case) -> float:
     """Returns the requests per second that one worker of the case's pool can serve. The best of
-    several tries counts: a try that other load slows down would make the step from 1× to 6× too
+    several tries counts: a try that other load slows down would make the step from 1× to 12× too
     small.
     """
 
@@ -191,7 +192,7 @@ async def running(policy: Path) -> AsyncIterator[LocalCluster]:
 
 
 def tail_s(policy: AutoscalingPolicy, high_s: float) -> float:
-    """Returns an upper bound for the time to serve the queue of the 6× stage and to shrink a pool
+    """Returns an upper bound for the time to serve the queue of the 12× stage and to shrink a pool
     step by step.
     """
     shrinks = [
