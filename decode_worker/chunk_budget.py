@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from kvrelay.worker.steps.prompt_rate import PromptRate
 
-# Part of the ITL that a step may take. The rest is for the way to the client.
-_STEP_SHARE = 0.9
+# Part of the ITL at which a step aims. The rest is for steps that take longer than the last one, and
+# for the way to the client.
+_STEP_SHARE = 0.75
+# Part of its rate that a worker without answers reports: answers join while it computes a prompt.
+_WITHOUT_ANSWERS = 0.5
 # Weight of a new step in the average of the steps without prompts.
 _NEW = 0.2
 # A step corrects the budget of the next one by at most this factor, so that one odd step has little
@@ -71,8 +74,10 @@ class ChunkBudget:
             return 0.0 if self._takes_all(answers_s, itl_s) else tokens / max(seconds, _LEAST_S)
         if self._takes_all(self._step_s, itl_s):
             return 0.0
-        if rate is None or itl_s is None:
-            return rate
+        if rate is None:
+            return None
+        if itl_s is None:
+            return _WITHOUT_ANSWERS * rate
         tokens_now = self._within(itl_s, now)
         return tokens_now / (self._step_s + tokens_now / rate)
 

@@ -197,6 +197,13 @@ class ModelRunner:
                 f"and its steps; lower kv.memory: {error}"
             ) from error
 
+    def capture_decode_steps(self, most: int, seconds: float) -> None:
+        """Prepares decode steps of 1 to `most` sequences before there are any, for at most about
+        `seconds`. Without the native kernels, does nothing.
+        """
+        if isinstance(self._forward, NativeForward):
+            self._forward.capture_decode_steps(most, seconds)
+
     @torch.inference_mode()
     def run(
         self, segments: Sequence[Segment], on_layer: OnLayer | None = None

@@ -4,6 +4,7 @@ code.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -19,9 +20,12 @@ from kvrelay.engine.forward.captured_graph import CapturedForward
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.program import BufferPool
 
-# Shapes that are kept. A capture takes as long as several steps, so a new shape takes the place of
-# the least used one only if it was met more than twice as often.
+# Shapes that are kept. A new shape takes the place of the least used one only if it was met more
+# than twice as often.
 MAX_CAPTURED = 64
+# Steps of a shape before it is captured. A capture takes as long as the Python code of about four
+# steps, so a shape that does not come back costs nothing, and any other at most twice the least.
+CAPTURED_AFTER = 4
 # Steps after which the counts of use are halved, so that they follow the load.
 HALVED_AFTER = 4096
 
@@ -86,6 +90,18 @@ class NativeForward:
             return captured.run()
         return self._capture(step) if self._pays(shape) else self._run(step)
 
+    @torch.inference_mode()
+    def capture_decode_steps(self, most: int, seconds: float) -> None:
+        """Captures steps of 1, 2, ... sequences with one new token each, up to `most` sequences, as
+        far as the time allows. Overwrites the first block.
+        """
+        end = time.monotonic() + seconds
+        for count in range(1, min(most, MAX_CAPTURED // 2) + 1):
+            if self.not_captured or time.monotonic() >= end:
+                return
+            parts = [Part(row, 1, 0, [0]) for row in range(count)]
+            self._capture(Step([0] * count, parts, range(count)))
+
     def _count(self, shape: Shape) -> None:
         self._met[shape] += 1
         self._steps += 1
@@ -94,9 +110,10 @@ class NativeForward:
 
     def _pays(self, shape: Shape) -> bool:
         """Whether to capture the shape."""
-        if len(self._captured) < MAX_CAPTURED:
-            return self._met[shape] > 1
-        return self._met[shape] > 2 * self._met[self._least_used()]
+        least = CAPTURED_AFTER
+        if len(self._captured) >= MAX_CAPTURED:
+            least = max(least, 2 * self._met[self._least_used()])
+        return self._met[shape] > least
 
     def _least_used(self) -> Shape:
         return min(self._captured, key=lambda one: self._met[one])

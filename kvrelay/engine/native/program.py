@@ -30,6 +30,7 @@ class _Buffer:
     the buffer is in use.
     """
 
+    size: int  # bytes
     memory: torch.Tensor
     counted: torch.Tensor
 
@@ -38,7 +39,9 @@ class _Buffer:
         # torch's own allocation would be recorded.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return cls(
-            torch.frombuffer(memory, dtype=torch.uint8), torch.frombuffer(memory, dtype=torch.uint8)
+            size,
+            torch.frombuffer(memory, dtype=torch.uint8),
+            torch.frombuffer(memory, dtype=torch.uint8),
         )
 
     @property
@@ -68,10 +71,10 @@ class BufferPool:
         free = [
             buffer
             for buffer in self._buffers.values()
-            if len(buffer.memory) >= needed and not buffer.in_use
+            if buffer.size >= needed and not buffer.in_use
         ]
         if free:
-            buffer = min(free, key=lambda found: len(found.memory))
+            buffer = min(free, key=lambda found: found.size)
         else:
             buffer = _Buffer.of(needed)
             self._buffers[buffer.memory.data_ptr()] = buffer
@@ -98,7 +101,7 @@ class BufferPool:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, in use or not."""
-        return sum(len(buffer.memory) for buffer in self._buffers.values())
+        return sum(buffer.size for buffer in self._buffers.values())
 
 
 class Program:

@@ -20,6 +20,9 @@ from kvrelay.worker.runtime.heap import keep_freed_memory
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.step_watch import POLL_S
 
+# Seconds in which a decode worker prepares its steps before it serves.
+_CAPTURE_S = 1.0
+
 log = get_logger("worker")
 
 
@@ -80,6 +83,15 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
 
 
 def _make_runner(
+    settings: WorkerSettings, model: LoadedModel | None, group: RankGroup | None
+) -> ModelRunner:
+    runner = _load(settings, model, group)
+    if settings.pool == "decode":
+        runner.capture_decode_steps(settings.config.decode.max_batch, _CAPTURE_S)
+    return runner
+
+
+def _load(
     settings: WorkerSettings, model: LoadedModel | None, group: RankGroup | None
 ) -> ModelRunner:
     config, pool = settings.config, settings.config.pool(settings.pool)

@@ -57,11 +57,11 @@ def test_steps_take_the_itl_or_the_least_or_the_most(
             tokens = machine.tokens()
             seconds = machine.step(tokens)
         if tokens == LEAST:
-            assert machine.step_s + token_s * 2 * LEAST >= 0.85 * ITL_S
+            assert machine.step_s + token_s * 2 * LEAST >= 0.7 * ITL_S
         else:
             assert seconds <= ITL_S
             more_s = machine.step_s + token_s * (tokens + LEAST)
-            assert tokens == MOST or more_s >= 0.85 * ITL_S
+            assert tokens == MOST or more_s >= 0.7 * ITL_S
 
 
 def test_a_batch_that_grows_is_late_for_a_few_steps_only() -> None:
@@ -96,12 +96,14 @@ def test_the_rate_is_that_of_a_prompt_beside_the_answers() -> None:
     budget = machine.budget
     assert budget.tokens_per_second(ITL_S, machine.now) is None, "unknown"
     machine.step(100, decoding=False)
-    assert budget.tokens_per_second(None, machine.now) == pytest.approx(1000)
+    assert budget.tokens_per_second(None, machine.now) == pytest.approx(500), (
+        "answers will take a part of its time"
+    )
     machine.step(0)
-    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(70 / 0.09)
+    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(55 / 0.075)
     for _ in range(5):
         machine.step(machine.tokens())
-    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(64 / 0.084)
+    assert budget.tokens_per_second(ITL_S, machine.now) == pytest.approx(32 / 0.052)
 
 
 @pytest.mark.parametrize("with_prompts", [False, True])
@@ -140,12 +142,12 @@ def test_a_prompt_leaves_the_answers_their_itl() -> None:
     assert all(work.num_tokens == 1 for work in run(scheduler))
     scheduler.add(sequence("long", 5000, arrived=9.0))
     chunks = [work.num_tokens for _ in range(40) for work in run(scheduler) if work.num_tokens > 1]
-    assert all(55 <= chunk <= 60 for chunk in chunks[3:]), "90 ms without 30 ms for the answers"
+    assert all(40 <= chunk <= 45 for chunk in chunks[3:]), "75 ms without 30 ms for the answers"
 
 
 @pytest.mark.parametrize(
     ("configured", "asked", "chunk"),
-    [(ITL_S, 0.2, 150), (ITL_S, 1e-9, 60), (None, 1e-9, MOST)],
+    [(ITL_S, 0.2, 120), (ITL_S, 1e-9, 45), (None, 1e-9, MOST)],
     ids=["more", "less than configured", "no SLO"],
 )
 def test_the_smallest_itl_of_the_batch_bounds_the_chunks(

@@ -27,6 +27,12 @@ PROMPT = random.Random(0).choices(range(2, VOCAB), k=45)
 RUN = range(20, 24)  # blocks
 
 
+@pytest.fixture(autouse=True)
+def captured_at_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps of a shape show all that can happen to it."""
+    monkeypatch.setattr(native_forward, "CAPTURED_AFTER", 1)
+
+
 @pytest.fixture(scope="module")
 def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama whose rows do not fill vectors."""
@@ -179,6 +185,35 @@ def test_shapes_that_come_in_turn_are_not_captured_again_and_again(
             runner.forward([segment(PROMPT[:length])], [0])
     assert len(captures) <= 3 * 4
     assert len(forward._met) <= 12
+
+
+def test_a_shape_is_captured_when_it_has_come_often(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_forward, "CAPTURED_AFTER", 4)
+    runner = load(tiny_model("llama"))
+    captured = forward_of(runner)._captured
+    for _ in range(4):
+        for length in (7, 9):
+            runner.forward([segment(PROMPT[:length])], [0])
+    assert not captured
+    runner.forward([segment(PROMPT[:7])], [0])
+    assert list(captured) == [(7, 1)]
+
+
+def test_decode_steps_are_captured_before_there_are_any(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(tiny_model("llama"))
+    captured = forward_of(runner)._captured
+    wanted = runner.forward([segment(PROMPT[:1]), segment(PROMPT[1:2], 0, [3])], [0, 1]).clone()
+    runner.capture_decode_steps(3, 0.0)
+    assert not captured, "there was no time"
+    runner.capture_decode_steps(3, 60.0)
+    assert list(captured) == [(1, 1), (2, 2), (3, 3)]
+    monkeypatch.setattr(forward_of(runner), "_forward", None)
+    found = runner.forward([segment(PROMPT[:1]), segment(PROMPT[1:2], 0, [3])], [0, 1])
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["for some shapes", "always"])
