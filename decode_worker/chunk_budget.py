@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from kvrelay.worker.steps.prompt_rate import PromptRate
 
-# Part of the ITL at which a step aims. The rest is for steps that take longer than the last one, and
+# Part of the ITL at which a step aims. The rest is for steps that take longer than the last one and
 # for the way to the client.
-_STEP_SHARE = 0.75
-# Part of its rate that a worker without answers reports: answers join while it computes a prompt.
-_WITHOUT_ANSWERS = 0.5
+_STEP_SHARE = 0.85
 # Weight of a new step in the average of the steps without prompts.
 _NEW = 0.2
 # A step corrects the budget of the next one by at most this factor, so that one odd step has little
@@ -63,21 +61,28 @@ class ChunkBudget:
             self._rate.add(prompt_tokens, seconds - self._last[1], now)
         self._last = prompt_tokens, seconds
 
-    def tokens_per_second(self, itl_s: float | None, now: float) -> float | None:
-        """Returns the rate at which a prompt would be computed now: 0 if the answers alone take all
-        of their ITL, None if unknown. `itl_s` as for `tokens`.
+    def tokens_per_second(self, itl_s: float | None, answering: float, now: float) -> float | None:
+        """Returns the rate at which a prompt will be computed: 0 if the answers alone take all of
+        their ITL, None if unknown.
+
+        - itl_s: as for `tokens`, of the sequences that decode or will.
+        - answering: share of the time in which sequences decode, 0 to 1.
         """
         rate = self._rate.per_second(now)
+        beside = self._beside_answers(rate, itl_s, now)
+        if not beside or rate is None:
+            return beside
+        return answering * beside + (1 - answering) * rate
+
+    def _beside_answers(self, rate: float | None, itl_s: float | None, now: float) -> float | None:
         tokens, seconds = self._last or (0, 0.0)
         if tokens >= self._least:
             answers_s = seconds - tokens / rate if rate else self._step_s
             return 0.0 if self._takes_all(answers_s, itl_s) else tokens / max(seconds, _LEAST_S)
         if self._takes_all(self._step_s, itl_s):
             return 0.0
-        if rate is None:
-            return None
-        if itl_s is None:
-            return _WITHOUT_ANSWERS * rate
+        if rate is None or itl_s is None:
+            return rate
         tokens_now = self._within(itl_s, now)
         return tokens_now / (self._step_s + tokens_now / rate)
 

@@ -47,7 +47,8 @@ class DecodeScheduler(Scheduler):
         self.chunk_budget = ChunkBudget(chunk_tokens, min(chunk_tokens, cache.block_size))
         # Whether a sequence may join at any time. It would wait for the end of the running step.
         self.expects_answers = False
-        self._itl_s = itl_s
+        # The configured ITL in seconds; None without such an aim.
+        self.least_itl_s = itl_s
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
@@ -75,12 +76,17 @@ class DecodeScheduler(Scheduler):
 
         A sequence that asks for less than the configured ITL would slow the prompts of others.
         """
-        least = self._itl_s
+        least = self.least_itl_s
         if least is None:
             return None
         decoding = (one.spec.itl_s for one in self._active if one.uncomputed == 1)
         expected = least if self.expects_answers else None
         return min((max(least, own or 0.0) for own in decoding), default=expected)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence decodes."""
+        return any(one.uncomputed == 1 for one in self._active)
 
     def blocks_awaited(self, priority: int) -> int:
         """The blocks with which the oldest waiting sequence of this urgency or a higher one can
@@ -130,7 +136,7 @@ class DecodeScheduler(Scheduler):
                     continue
                 self._waiting.remove(sequence)
                 self._activate(sequence)
-            num_tokens = min(budget, sequence.uncomputed)
+            num_tokens = min(self._budget(sequence, budget), sequence.uncomputed)
             budget -= num_tokens
             self._turns.charge(sequence, num_tokens)
             batch.append(self._work(sequence, num_tokens, now))

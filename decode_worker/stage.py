@@ -38,6 +38,8 @@ class DecodeStage(Stage):
         self._leases = self.inbound.leases
         self._max_batch = config.max_batch
         self._slots_taken = RecentMean(context.clock.now())
+        # 1 while sequences decode, else 0.
+        self._answering = RecentMean(context.clock.now())
         # Sequences that wait for their KV.
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}
         self._decoding: dict[Key, Sequence] = {}
@@ -114,10 +116,13 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
-            prompt_tokens_per_second=self.scheduler.chunk_budget.tokens_per_second(
-                self.scheduler.itl_s, self._context.clock.now()
-            ),
+            prompt_tokens_per_second=self._prompt_tokens_per_second(),
         )
+
+    def _prompt_tokens_per_second(self) -> float | None:
+        now, scheduler = self._context.clock.now(), self.scheduler
+        itl_s = scheduler.itl_s or scheduler.least_itl_s
+        return scheduler.chunk_budget.tokens_per_second(itl_s, self._answering.mean(now), now)
 
     def _busy_share(self, blocks: float) -> float:
         """Returns the utilisation, given the share of the blocks that are in use.
@@ -137,6 +142,7 @@ class DecodeStage(Stage):
     def keep_house(self, now: float) -> None:
         """Measures the batch, and ends leases past their time."""
         self._slots_taken.is_now(len(self.scheduler) / self._max_batch, now)
+        self._answering.is_now(float(self.scheduler.decodes), now)
         self.scheduler.expects_answers = bool(self._reserved)
         for lease in self._leases.expire(now):
             self.inbound.receiver.revoke(lease.lease_id)
@@ -162,6 +168,8 @@ class DecodeStage(Stage):
     ) -> None:
         cache = self._context.cache
         sequence = self._context.sequence(spec)
+        # The prefill worker sends them.
+        sequence.scores = None
         sequence.take_prefix(cache)
         cached_blocks = len(sequence.blocks)
         # Checked before, because taking blocks evicts cached ones.

@@ -14,6 +14,7 @@ from kvrelay.types.requests import (
     FinishReason,
     Handoff,
     PrefillTimings,
+    PromptLogprobs,
     SequenceSpec,
     TokenLogprobs,
 )
@@ -148,6 +149,8 @@ class SequenceTokens:
     finish_reason: FinishReason | None = None
     # Set with the first token of an attempt.
     prefill: PrefillTimings | None = None
+    # Set with the first token of an answer, if asked for.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,15 @@ VERSION = 1
 OLDEST = 0
 # A peer with this feature follows the guidance of SamplingParams. Others would ignore it.
 GUIDANCE = "guidance"
-FEATURES = ("full_model_id", "system_fingerprint", "unknown_ignored", GUIDANCE)
+# A peer with this feature gives the logprobs of prompts. Others would leave them out.
+PROMPT_LOGPROBS = "prompt_logprobs"
+FEATURES = (
+    "full_model_id",
+    "system_fingerprint",
+    "unknown_ignored",
+    GUIDANCE,
+    PROMPT_LOGPROBS,
+)
 # Most features that a peer may send. MAX_TEXT bounds the characters of each.
 MAX_FEATURES = 64
 MAX_TEXT = 64

@@ -27,6 +27,8 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKENS = 1024
 # Bytes of UTF-8.
 MAX_GUIDANCE = 2**16
+# Logprobs of one prompt, with those of the most likely tokens.
+MAX_PROMPT_LOGPROBS = 2**17
 
 # The least temperature for random sampling. In float32 the smallest temperatures are 0, and 0 / 0
 # is NaN.
@@ -63,6 +65,7 @@ LIMITS: Mapping[str, Limit] = {
     "top_k": Limit(0, INT32),
     "min_tokens": Limit(0, INT32),
     "logprobs": Limit(0, MAX_LOGPROBS),
+    "prompt_logprobs": Limit(0, MAX_LOGPROBS),
 }
 # For clients; the sampler accepts any integer.
 SEED = Limit(0, MAX_SEED)
@@ -104,6 +107,18 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
                 raise bad_value(
                     "logit_bias", f"for token {token_id}", f"token ids from 0 to {vocab_size - 1}"
                 )
+
+
+def check_prompt_logprobs(params: SamplingParams, prompt_len: int) -> None:
+    """Raises InvalidArgument if the prompt has too many tokens for its logprobs."""
+    count = params.prompt_logprobs
+    if count is not None and prompt_len * (1 + count) > MAX_PROMPT_LOGPROBS:
+        raise InvalidArgument(
+            f"{prompt_len} prompt tokens with the {count} most likely tokens each are "
+            f"{prompt_len * (1 + count)} logprobs; allowed are {MAX_PROMPT_LOGPROBS}; ask for "
+            "fewer, or shorten the prompt",
+            field="prompt_logprobs",
+        )
 
 
 def check_sizes(params: SamplingParams, vocab_size: int) -> None:

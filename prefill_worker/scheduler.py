@@ -58,7 +58,7 @@ class PrefillScheduler(Scheduler):
                 may_start = may_start and self._admit(sequence, now)
                 if not may_start:
                     continue
-            num_tokens = self._chunk(sequence, budget)
+            num_tokens = self._chunk(sequence, self._budget(sequence, budget))
             if num_tokens == 0:
                 break
             budget -= num_tokens

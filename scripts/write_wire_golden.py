@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
@@ -177,7 +178,7 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         members = {one.name: plain(getattr(value, one.name)) for one in fields(value)}
         return {"type": type(value).__name__} | members
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | array):
         return [plain(one) for one in value]
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvrelay.errors import DataLoss
-from kvrelay.types.requests import FinishReason, Ledger, Path, TokenLogprobs, Usage
+from kvrelay.types.requests import (
+    FinishReason,
+    Ledger,
+    Path,
+    PromptLogprobs,
+    TokenLogprobs,
+    Usage,
+)
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 
@@ -33,6 +40,8 @@ class Completion:
     calls: int
     # Fingerprint of the model that gave the answer; empty if the router does not send it.
     system_fingerprint: str = ""
+    # Of the prompt's tokens from the second one on, if the request asked for them.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,7 @@ class Answer:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._last: GenerateResponse | None = None
         self._ended = 0.0
         self._fingerprint = request.system_fingerprint
@@ -120,6 +130,7 @@ class Answer:
         self._fingerprint = response.system_fingerprint or self._fingerprint
         self._token_ids += response.token_ids
         self._logprobs += response.logprobs
+        self._prompt_logprobs = response.prompt_logprobs or self._prompt_logprobs
         self._text.append(response.text)
         if response.finish_reason is not None:
             self._last, self._ended = response, now
@@ -148,5 +159,6 @@ class Answer:
             else self._first_token_at - self._started,
             e2e_seconds=self._ended - self._started,
             calls=calls,
+            prompt_logprobs=self._prompt_logprobs,
             system_fingerprint=self._fingerprint,
         )

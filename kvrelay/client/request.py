@@ -49,6 +49,8 @@ class GenerateOptions(TypedDict, total=False):
     repetition_penalty: float | None
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
+    # Number of most likely tokens at each place of the prompt.
+    prompt_logprobs: int | None
     # A grammar that the answer follows: {"json_schema": ...}, {"regex": ...} or {"lark": ...}. A
     # schema may be a dict.
     guidance: Guidance | Mapping[str, Any] | None

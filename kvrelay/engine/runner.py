@@ -24,7 +24,7 @@ from kvrelay.engine.parallel.forward import RanksForward
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
-from kvrelay.engine.sampling.faults import SegmentsFailed
+from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, sample
 from kvrelay.engine.sequence_segment import Segment
@@ -235,17 +235,25 @@ class ModelRunner:
     def _run(
         self, segments: Sequence[Segment], on_layer: OnLayer | None = None
     ) -> list[list[Sampled] | KvRelayError]:
-        ends = accumulate(len(segment.token_ids) for segment in segments)
+        ends = list(accumulate(len(segment.token_ids) for segment in segments))
         draws = [segment.draws for segment in segments]
-        rows = [
+        drawn = [
             row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)
         ]
-        logits = self._logits(segments, rows, on_layer)
-        sampled = iter(sample(logits, [request for own in draws for request in own]))
-        return [
+        scored = [
+            end - len(segment.token_ids) + row
+            for end, segment in zip(ends, segments, strict=True)
+            for row in segment.scored
+        ]
+        logits = self._logits(segments, drawn + scored, on_layer)
+        faults = _score(segments, logits[len(drawn) :]) if scored else {}
+        requests = [request for own in draws for request in own]
+        sampled = iter(sample(logits[: len(drawn)], requests))
+        outcomes = [
             segment.accepted(list(islice(sampled, len(own))))
             for segment, own in zip(segments, draws, strict=True)
         ]
+        return [faults.get(place, outcome) for place, outcome in enumerate(outcomes)]
 
     @torch.inference_mode()
     def forward(
@@ -301,6 +309,23 @@ class ModelRunner:
 
     def _flaw(self, segment: Segment) -> InvalidArgument | None:
         return segment.flaw(self.layout, self.max_model_len, self.vocab_size, self.num_blocks)
+
+
+def _score(segments: Sequence[Segment], logits: torch.Tensor) -> dict[int, KvRelayError]:
+    """Adds the logits of all scored rows to their segments' scores. Returns the faults, by
+    segment.
+    """
+    faults: dict[int, KvRelayError] = {}
+    first = 0
+    for place, segment in enumerate(segments):
+        if segment.scores is not None and (rows := segment.scored):
+            try:
+                own = logits[first : first + len(rows)]
+                segment.scores.add(segment.start + rows.start, own)
+            except SequenceFault as fault:
+                faults[place] = fault
+            first += len(rows)
+    return faults
 
 
 def _check_memory(layout: KvLayout, kv_bytes: int, longest: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.types.kv_layout import KvLayout
@@ -21,6 +22,8 @@ class Segment:
     The last `num_draft` tokens are drafts. A token is sampled after the token before the drafts and
     after each draft, on the assumption that the earlier drafts are right. Samples after the first
     wrong draft are discarded. The token ids of `sample` include all drafts.
+
+    With `scores`, the log-probabilities of the prompt's tokens are added to it.
     """
 
     token_ids: Sequence[int]
@@ -28,6 +31,15 @@ class Segment:
     blocks: Sequence[int]
     sample: SampleRequest | None = None
     num_draft: int = 0
+    scores: PromptScores | None = None
+
+    @property
+    def scored(self) -> range:
+        """The new tokens, counted from 0, after which a token of the prompt is scored."""
+        if self.scores is None:
+            return range(0)
+        rows = self.scores.rows(self.start, self.start + len(self.token_ids))
+        return range(rows.start - self.start, rows.stop - self.start)
 
     @property
     def draws(self) -> list[SampleRequest]:

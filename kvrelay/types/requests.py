@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +29,7 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The sample at absolute position p
     of a sequence depends only on (seed, p) and the logits. `logprobs` None: none; N >= 0: the
-    sampled token and the N most likely tokens.
+    sampled token and the N most likely tokens. `prompt_logprobs`: the same for the prompt's tokens.
     """
 
     max_tokens: int = 64
@@ -46,6 +48,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     guidance: Guidance | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,29 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Natural-log probabilities of a prompt's P tokens, from the second one on, each given the
+    tokens before it. Arrays, because a prompt may have many thousands.
+    """
+
+    # float32 [P - 1]
+    logprobs: array[float]
+    # int32 and float32 [(P - 1) x N]: the N most likely tokens at each place, most likely first.
+    top_ids: array[int]
+    top_logprobs: array[float]
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        count = len(self.top_ids) // max(1, len(self.logprobs))
+        for place, logprob in enumerate(self.logprobs):
+            part = slice(place * count, (place + 1) * count)
+            pairs = zip(self.top_ids[part], self.top_logprobs[part], strict=True)
+            yield TokenLogprobs(logprob, tuple(pairs))
 
 
 @dataclass(frozen=True, slots=True)

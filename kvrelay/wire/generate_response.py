@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from math import isfinite
 from typing import cast
 
-from kvrelay.types.requests import FinishReason, Ledger, Path, TokenLogprobs, Usage
+from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import (
+    FinishReason,
+    Ledger,
+    Path,
+    PromptLogprobs,
+    TokenLogprobs,
+    Usage,
+)
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.ledger import ledger_from_proto, ledger_to_proto
@@ -15,7 +25,9 @@ from kvrelay.wire.ledger import ledger_from_proto, ledger_to_proto
 # to make.
 @dataclass(slots=True)
 class GenerateResponse:
-    """Some tokens of an answer. Only the last response sets the fields after `logprobs`."""
+    """Some tokens of an answer. Only the last response sets the fields from `finish_reason` to
+    `ledger`.
+    """
 
     request_id: str
     # Index of the first token of this response, counted from the start of the answer.
@@ -30,6 +42,8 @@ class GenerateResponse:
     ledger: Ledger | None = None
     # Fingerprint of the model. The first response with tokens sets this field too.
     system_fingerprint: str = ""
+    # Set with the first token of the answer.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
@@ -54,6 +68,8 @@ def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
         message.ledger.CopyFrom(ledger_to_proto(response.ledger))
     if response.system_fingerprint:
         message.system_fingerprint = response.system_fingerprint
+    if response.prompt_logprobs is not None:
+        message.prompt_logprobs.CopyFrom(prompt_logprobs_to_proto(response.prompt_logprobs))
     return message
 
 
@@ -68,6 +84,9 @@ def response_from_proto(message: pb.GenerateResponse) -> GenerateResponse:
         usage=to_value(Usage, message.usage) if message.HasField("usage") else None,
         path=cast(Path, message.path) if message.path else None,
         ledger=ledger_from_proto(message.ledger) if message.HasField("ledger") else None,
+        prompt_logprobs=prompt_logprobs_from_proto(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
     )
 
 
@@ -90,3 +109,29 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 def logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
     """Converts a message to the logprobs of one token."""
     return TokenLogprobs(message.logprob, tuple((one.token_id, one.logprob) for one in message.top))
+
+
+def prompt_logprobs_to_proto(logprobs: PromptLogprobs) -> pb.PromptLogprobs:
+    """Converts the logprobs of a prompt to their message."""
+    return pb.PromptLogprobs(
+        logprobs=logprobs.logprobs, top_ids=logprobs.top_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def prompt_logprobs_from_proto(message: pb.PromptLogprobs) -> PromptLogprobs:
+    """Converts a message to the logprobs of a prompt. Raises InvalidArgument for lists whose
+    lengths do not fit, for token ids below 0, and for logprobs that are no numbers.
+    """
+    places, top = len(message.logprobs), len(message.top_ids)
+    if top != len(message.top_logprobs) or (top % places if places else top):
+        raise InvalidArgument(
+            f"{places} logprobs of a prompt do not fit {top} likely tokens with "
+            f"{len(message.top_logprobs)} logprobs",
+            field="prompt_logprobs",
+        )
+    ids = array("i", message.top_ids)
+    if ids and min(ids) < 0:
+        raise InvalidArgument("a likely token of a prompt is negative", field="prompt_logprobs")
+    if not isfinite(sum(message.logprobs) + sum(message.top_logprobs)):
+        raise InvalidArgument("a logprob of a prompt is no number", field="prompt_logprobs")
+    return PromptLogprobs(array("f", message.logprobs), ids, array("f", message.top_logprobs))

@@ -33,6 +33,7 @@ class SamplingOptions:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     guidance: Guidance | None = None
+    prompt_logprobs: int | None = None
 
     def with_defaults(self) -> SamplingParams:
         """Returns the parameters, with the defaults of SamplingParams for unset options."""

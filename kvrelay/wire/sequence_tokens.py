@@ -9,7 +9,12 @@ from kvrelay.messages import SequenceTokens
 from kvrelay.types.requests import FinishReason, PrefillTimings
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
-from kvrelay.wire.generate_response import logprobs_from_proto, logprobs_to_proto
+from kvrelay.wire.generate_response import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
+)
 
 _LONGEST_S = 1e9
 _FINISH_REASONS: dict[str, FinishReason] = {one: one for one in get_args(FinishReason)}
@@ -19,7 +24,7 @@ def tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
     """Converts the tokens of one sequence to their message. This runs for each streamed token, so
     it names the fields.
     """
-    timings = tokens.prefill
+    timings, scores = tokens.prefill, tokens.prompt_logprobs
     return pb.SequenceTokens(
         request_id=tokens.request_id,
         attempt=tokens.attempt,
@@ -28,6 +33,7 @@ def tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
         logprobs=[logprobs_to_proto(one) for one in tokens.logprobs],
         finish_reason=tokens.finish_reason or "",
         prefill=None if timings is None else to_message(pb.PrefillTimings, timings),
+        prompt_logprobs=None if scores is None else prompt_logprobs_to_proto(scores),
     )
 
 
@@ -51,6 +57,9 @@ def tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
         logprobs,
         _finish_reason(message.finish_reason) if message.finish_reason else None,
         _timings_from_proto(message.prefill) if message.HasField("prefill") else None,
+        prompt_logprobs_from_proto(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
     )
 
 

@@ -10,6 +10,7 @@ from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.errors import Code
 from kvrelay.messages import Event, Failed
 from kvrelay.types.control_plane import Claim
@@ -67,10 +68,14 @@ class WorkerContext:
         Raises what Grammars.open raises. `GuidedStarts` has compiled the guidance before, so this
         does not block.
         """
+        count, scores = spec.sampling.prompt_logprobs, None
+        if count is not None and not spec.num_emitted:
+            scores = PromptScores(spec.token_ids, min(count, self.runner.vocab_size))
         guidance, matcher = spec.sampling.guidance, None
         if guidance is not None:
             matcher = self.runner.grammars.open(guidance, spec.token_ids, spec.prompt_len)
-        return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt), matcher)
+        hasher = self.cache.hasher(spec.salt)
+        return Sequence(spec, self.clock.now(), hasher, matcher, scores)
 
     def finish(self, key: Key, event: Event) -> None:
         """Sends the last event of an attempt, and forgets its session."""

@@ -9,6 +9,10 @@ from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.tenant_order import TenantTurns
 
+# Tokens of a scored prompt that one step computes. Each takes memory for the logits of the whole
+# vocabulary.
+SCORED_TOKENS = 64
+
 
 class Scheduler(ABC):
     """Chooses the work of the next step and takes in the finished one. Owns its sequences."""
@@ -45,6 +49,12 @@ class Scheduler(ABC):
                 sequence.drop_blocks(self._cache)
             else:
                 sequence.advance(self._cache, work.num_tokens)
+
+    def _budget(self, sequence: Sequence, budget: int) -> int:
+        """The part of a step's budget that the sequence may take."""
+        if sequence.scores is None:
+            return budget
+        return min(budget, max(SCORED_TOKENS, self._cache.block_size))
 
     def _end(self, sequence: Sequence) -> None:
         """Releases the blocks of a removed sequence now, or at the end of the running step."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
+
+if TYPE_CHECKING:
+    # It needs torch, which the schedulers do without.
+    from kvrelay.engine.sampling.prompt_scores import PromptScores
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +31,8 @@ class Sequence:
     hasher: BlockHasher
     # The state of the sequence's guidance.
     matcher: Matcher | None = None
+    # The log-probabilities of the prompt, if they are asked for and still to be sent.
+    scores: PromptScores | None = None
     # int64, so that a penalty's tensor of the tokens needs no loop.
     tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)
@@ -103,8 +110,12 @@ class Sequence:
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
 
     def take_prefix(self, cache: KvCache) -> None:
-        """Takes the cached prefix's blocks. Leaves at least one token to compute."""
+        """Takes the cached prefix's blocks. Leaves at least one token to compute, and all tokens if
+        the prompt is scored.
+        """
         assert not self.blocks, "the prefix is taken before any block"
+        if self.scores is not None:
+            return
         self.hasher.extend(self.tokens)
         self.blocks = cache.match(self.hasher, len(self.tokens) - 1)
         self.num_computed = len(self.blocks) * self.hasher.block_size

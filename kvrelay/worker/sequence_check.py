@@ -5,7 +5,7 @@ sequence could fail a whole step.
 from __future__ import annotations
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.sampling_limits import check_params, check_sizes
+from kvrelay.sampling_limits import check_params, check_prompt_logprobs, check_sizes
 from kvrelay.types.requests import SequenceSpec
 
 
@@ -23,6 +23,7 @@ def sequence_flaw(spec: SequenceSpec, max_model_len: int, vocab_size: int) -> st
     try:
         check_params(spec.sampling, vocab_size)
         check_sizes(spec.sampling, vocab_size)
+        check_prompt_logprobs(spec.sampling, spec.prompt_len)
     except InvalidArgument as error:
         return error.message
     return ""

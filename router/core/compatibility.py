@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol_version import GUIDANCE, ours
+from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, ours
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
 
 
-def follows(info: WorkerInfo, sampling: SamplingParams) -> bool:
-    """Whether the worker does what the sampling parameters say. An older worker ignores guidance
-    without a word.
+def features_of(sampling: SamplingParams) -> tuple[str, ...]:
+    """Returns the features that a worker needs to do what the sampling parameters say. A worker
+    without them would ignore some parameters without a word.
     """
-    return sampling.guidance is None or GUIDANCE in info.protocol.features
+    guided = () if sampling.guidance is None else (GUIDANCE,)
+    return guided if sampling.prompt_logprobs is None else (*guided, PROMPT_LOGPROBS)
+
+
+def follows(info: WorkerInfo, sampling: SamplingParams) -> bool:
+    """Whether the worker does what the sampling parameters say."""
+    return all(one in info.protocol.features for one in features_of(sampling))
 
 
 def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvrelay.errors import KvRelayError
 from kvrelay.messages import Command
-from kvrelay.types.requests import FinishReason, Path, TokenLogprobs
+from kvrelay.types.requests import FinishReason, Path, PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Emit:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     path: Path
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

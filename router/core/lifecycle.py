@@ -406,7 +406,8 @@ class Lifecycle:
             self.started_at = now
         self.tokens += token_ids
         self.fault = ""
-        return [Emit(self.request.request_id, start, token_ids, logprobs, self.assignment.path)]
+        path, scores = self.assignment.path, event.prompt_logprobs
+        return [Emit(self.request.request_id, start, token_ids, logprobs, path, scores)]
 
     def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
         assert self.assignment is not None

@@ -56,6 +56,11 @@ class Request:
         return None if self.open_ended else self.sampling.max_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the first attempts compute the logprobs of the prompt, which no cached KV has."""
+        return self.sampling.prompt_logprobs is not None and not self.resume
+
+    @property
     def most_tokens(self) -> int:
         """Largest number of tokens of prompt and answer. It includes the tokens that the client
         already has, because they are computed again.

@@ -17,6 +17,7 @@ from kvrelay.sampling_limits import (
     check_bias,
     check_guidance,
     check_numbers,
+    check_prompt_logprobs,
 )
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
@@ -183,7 +184,8 @@ def admit_sampling(
     - An unset seed is derived from the request id. So another router with the same id and the
       tokens so far continues with the same tokens.
 
-    Raises InvalidArgument for `prompt` or `max_tokens` if they do not fit into the context.
+    Raises InvalidArgument for `prompt` or `max_tokens` if they do not fit into the context, and for
+    `prompt_logprobs` of a prompt that is too long for them.
     """
     source = "token_ids" if request.token_ids else "messages" if request.messages else "prompt"
     if num_prompt_tokens == 0:
@@ -217,7 +219,9 @@ def admit_sampling(
         if options.seed is None
         else options.seed
     )
-    return replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
+    sampling = replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
+    check_prompt_logprobs(sampling, num_prompt_tokens)
+    return sampling
 
 
 def _default_max_tokens(request: GenerateRequest, tenant: Tenant) -> int:

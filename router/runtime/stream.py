@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
-from kvrelay.types.requests import Ledger, Path, TokenLogprobs, Usage
+from kvrelay.types.requests import Ledger, Path, PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle
@@ -70,6 +70,8 @@ class Stream:
         self._taken = 0
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        # Until they are taken.
+        self._prompt_logprobs: PromptLogprobs | None = None
         # Wakes this stream's writer.
         self.write_scheduler = write_scheduler
         # Called when there is something to take.
@@ -91,6 +93,8 @@ class Stream:
                 break
         count = len(self._token_ids) - before
         self.num_tokens += count
+        if emit.prompt_logprobs is not None:
+            self._prompt_logprobs = emit.prompt_logprobs
         if emit.logprobs:
             self._logprobs += emit.logprobs[:count]
         if self.token_at is None:
@@ -168,6 +172,7 @@ class Stream:
             self.first_handed_at = self._clock.now()
         index = self.num_tokens - len(self._token_ids) + self._taken
         token_ids, pieces, logprobs = self._next_tokens()
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         if end is not None and (end.error is not None or self.is_partly_taken):
             end = None
         return GenerateResponse(
@@ -182,6 +187,7 @@ class Stream:
             why=self.assignment.why_for(self.request.tenant) if end and self.assignment else "",
             ledger=self.ledger() if end else None,
             system_fingerprint=self._fingerprint(end is not None),
+            prompt_logprobs=prompt_logprobs,
         )
 
     def drop(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
@@ -33,12 +34,13 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.protocol_version import GUIDANCE, Protocol
+from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, Protocol
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import (
     FinishReason,
     Handoff,
     PrefillTimings,
+    PromptLogprobs,
     SequenceSpec,
     TokenLogprobs,
 )
@@ -107,7 +109,20 @@ class Running:
             () if sampling.logprobs is None else (TokenLogprobs(-0.5, ((token, -0.5), (9, -1.5))),)
         )
         timings = PrefillTimings(0.0, 0.001, 0, 1) if index == self.spec.num_emitted else None
-        return SequenceTokens(*self.spec.key, index, (token,), logprobs, finish, timings)
+        scores = None if index else self._prompt_logprobs()
+        return SequenceTokens(*self.spec.key, index, (token,), logprobs, finish, timings, scores)
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """-0.1 for the second token, -0.2 for the third, ...; the token itself is the likeliest,
+        then token 9, 10, ...
+        """
+        count, later = self.spec.sampling.prompt_logprobs, self.spec.token_ids[1:]
+        if count is None:
+            return None
+        own = [-0.1 * place for place in range(1, len(later) + 1)]
+        ids = [one for token in later for one in (token, *range(9, 8 + count))[:count]]
+        likely = [logprob - place for logprob in own for place in range(count)]
+        return PromptLogprobs(array("f", own), array("i", ids), array("f", likely))
 
 
 @dataclass
@@ -226,7 +241,7 @@ def worker_info(worker_id: str, pool: PoolName, address: str = "", epoch: int = 
         block_bytes=64,
         host_id="here",
         max_model_len=4096,
-        protocol=Protocol(features=(GUIDANCE,)),
+        protocol=Protocol(features=(GUIDANCE, PROMPT_LOGPROBS)),
     )
 
 

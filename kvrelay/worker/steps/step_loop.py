@@ -159,6 +159,7 @@ class StepLoop:
             blocks=sequence.blocks,
             sample=sample,
             num_draft=len(draft),
+            scores=sequence.scores,
         )
 
 

@@ -31,6 +31,7 @@ def append_tokens(
         token_ids.append(sample.token_id)
         if finish is not None:
             break
+    scores, sequence.scores = sequence.scores, None
     logprobs = (sample.logprobs for sample in sampled[: len(token_ids)])
     return SequenceTokens(
         *sequence.spec.key,
@@ -39,4 +40,5 @@ def append_tokens(
         logprobs=tuple(logprob for logprob in logprobs if logprob is not None),
         finish_reason=finish,
         prefill=sequence.timings(context.clock.now()) if first_here else None,
+        prompt_logprobs=None if scores is None else scores.result(),
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
-from typing import Any
+from itertools import chain, islice
 
-from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
+from kvrelay.errors import Internal, InvalidArgument, KvRelayError, NotFound
 from kvrelay.tenants import Tenant
-from kvrelay.types.requests import Path, Usage
+from kvrelay.types.requests import Path, PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.api.http.requests import Completion
 from router.api.http.responses import LogprobsText, chat_logprobs, completion_logprobs
@@ -22,7 +22,8 @@ from router.runtime.stream_reader import StreamReader
 
 # Limit on the logprobs of one request.
 MAX_SCORES = 2**21
-Json = dict[str, Any]
+# Tokens of a prompt whose logprobs are encoded without a pause.
+_SCORED_AT_ONCE = 64
 
 
 class Choices:
@@ -43,6 +44,8 @@ class Choices:
             if completion.requests[0].sampling.logprobs is not None and not completion.chat
         ]
         self._texts: dict[int, str] = {}
+        # By prompt, if the answers echo them.
+        self._prompts: list[str] = []
 
     @classmethod
     async def open(
@@ -86,6 +89,8 @@ class Choices:
                 frontend.cancel(stream)
             if isinstance(error, KvRelayError) and error.field == "guidance":
                 error.field = completion.guidance_field
+            if isinstance(error, KvRelayError) and error.field == "prompt_logprobs":
+                error.field = "logprobs"
             raise
 
     def __len__(self) -> int:
@@ -94,13 +99,13 @@ class Choices:
     async def echoes(self) -> list[str]:
         """Returns the text of the prompt for each choice."""
         n = self.completion.n
-        texts = [
+        self._prompts = [
             one.prompt
             if one.prompt is not None
             else await self._frontend.text.decode(one.token_ids, self.streams[0].request.tenant)
             for one in self.completion.requests[::n]
         ]
-        return [text for text in texts for _ in range(n)]
+        return [text for text in self._prompts for _ in range(n)]
 
     def usage(self, index: int, response: GenerateResponse) -> Usage:
         """Returns the usage of the choice `index` up to and including this response."""
@@ -132,10 +137,12 @@ class Choices:
                 # Logprobs are encoded as they arrive. Encoding those of a long answer at once would
                 # block the event loop.
                 written = scores[index] = scores[index] or LogprobsText()
-                written.add(logprobs)
+                written.extend(logprobs)
         return [one.response() for one in answers], scores
 
-    async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Json | None], None]:
+    async def responses(
+        self,
+    ) -> AsyncGenerator[tuple[int, GenerateResponse, LogprobsText | None], None]:
         """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
         error of any choice.
         """
@@ -143,17 +150,43 @@ class Choices:
             logprobs = await self._logprobs(index, response) if response.logprobs else None
             yield index, response, logprobs
 
-    async def _logprobs(self, index: int, response: GenerateResponse) -> Json:
-        wanted = {
-            *response.token_ids,
-            *(token_id for one in response.logprobs for token_id, _ in one.top),
-        }
+    async def _logprobs(self, index: int, response: GenerateResponse) -> LogprobsText:
+        written = LogprobsText()
+        if response.prompt_logprobs is not None:
+            await self._add_prompt(written, index, response.prompt_logprobs)
+        await self._read(response.token_ids, response.logprobs)
+        if self.completion.chat:
+            written.add(chat_logprobs(response.token_ids, self._texts, response.logprobs))
+            return written
+        begin = len(self._prompts[index // self.completion.n]) if self._prompts else 0
+        offsets = [begin + self._offsets[index].push(one) for one in response.token_ids]
+        scores = response.logprobs
+        written.add(completion_logprobs(response.token_ids, self._texts, scores, offsets))
+        return written
+
+    async def _add_prompt(
+        self, written: LogprobsText, index: int, logprobs: PromptLogprobs
+    ) -> None:
+        """Adds the logprobs of a prompt, part by part: a prompt may have many thousands."""
+        token_ids = self.streams[index].request.token_ids
+        if len(logprobs) != len(token_ids) - 1:
+            raise Internal(
+                f"a worker sent {len(logprobs)} logprobs for a prompt of {len(token_ids)} tokens"
+            )
+        places = self._frontend.text.open_offsets(())
+        scores: Iterator[TokenLogprobs | None] = chain((None,), logprobs)
+        for start in range(0, len(token_ids), _SCORED_AT_ONCE):
+            part = token_ids[start : start + _SCORED_AT_ONCE]
+            own = list(islice(scores, len(part)))
+            await self._read(part, [one for one in own if one is not None])
+            written.add(completion_logprobs(part, self._texts, own, list(map(places.push, part))))
+            await asyncio.sleep(0)
+
+    async def _read(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Decodes the tokens that have not been decoded before, each by itself."""
+        wanted = {*token_ids, *(token_id for one in logprobs for token_id, _ in one.top)}
         for token_id in wanted - self._texts.keys():
             self._texts[token_id] = await self._frontend.text.decode([token_id])
-        if self.completion.chat:
-            return chat_logprobs(response.token_ids, self._texts, response.logprobs)
-        offsets = list(map(self._offsets[index].push, response.token_ids))
-        return completion_logprobs(response.token_ids, self._texts, response.logprobs, offsets)
 
 
 class _Answer:

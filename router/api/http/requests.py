@@ -153,12 +153,6 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
     KvRelayError that names the field.
     """
     request = _validated(CompletionRequest, body)
-    if request.echo and request.logprobs is not None:
-        raise InvalidArgument(
-            "echo with logprobs asks for the prompt's logprobs, which are not computed; leave one "
-            "of them out",
-            field="logprobs",
-        )
     given = request.prompt
     prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     sources: list[dict[str, Any]] = [
@@ -172,6 +166,8 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
         )
     field, guidance = _guidance(request, None)
     sampling = _sampling(request, request.max_tokens, request.logprobs, guidance)
+    if request.echo:
+        sampling = replace(sampling, prompt_logprobs=request.logprobs)
     completion = _completion(request, sampling, sources, n, request_id)
     return replace(completion, guidance_field=field)
 

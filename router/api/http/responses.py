@@ -72,7 +72,7 @@ class Shape:
         self,
         index: int,
         response: GenerateResponse,
-        logprobs: Json | None,
+        logprobs: LogprobsText | None,
         usage: Usage | None,
         last: str,
     ) -> str:
@@ -91,7 +91,7 @@ class Shape:
             said = f'"text":{encode_basestring_ascii(begin + response.text)}'
         ids = f',"token_ids":{to_json(response.token_ids)}' if completion.return_token_ids else ""
         finish = "null" if reason is None else f'"{reason}"'
-        scores = "null" if logprobs is None else to_json(logprobs)
+        scores = "null" if logprobs is None else logprobs.written()
         told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
         if response.system_fingerprint:
             self._fingerprints[index] = (
@@ -234,6 +234,11 @@ class LogprobsText:
         for name, values in logprobs.items():
             self._parts.setdefault(name, []).append(to_json(values)[1:-1])
 
+    def extend(self, later: LogprobsText) -> None:
+        """Adds the logprobs of later tokens."""
+        for name, parts in later._parts.items():
+            self._parts.setdefault(name, []).extend(parts)
+
     def written(self) -> str:
         """Returns the JSON object of all added logprobs."""
         return (
@@ -246,19 +251,21 @@ class LogprobsText:
 def completion_logprobs(
     token_ids: Sequence[int],
     texts: dict[int, str],
-    logprobs: Sequence[TokenLogprobs],
+    logprobs: Sequence[TokenLogprobs | None],
     offsets: Sequence[int],
 ) -> Json:
     """Returns logprobs in the shape of /v1/completions.
 
     - texts: each token's own text.
-    - offsets: where the text of each token begins in the answer.
+    - logprobs: None for the first token of a prompt.
+    - offsets: where the text of each token begins in the text of the choice.
     """
     return {
         "tokens": [texts[one] for one in token_ids],
-        "token_logprobs": [one.logprob for one in logprobs],
+        "token_logprobs": [None if one is None else one.logprob for one in logprobs],
         "top_logprobs": [
-            {texts[token_id]: logprob for token_id, logprob in one.top} for one in logprobs
+            None if one is None else {texts[token_id]: logprob for token_id, logprob in one.top}
+            for one in logprobs
         ],
         "text_offset": list(offsets),
     }

@@ -268,9 +268,9 @@ class Workers:
             for one in self._workers.values()
         )
 
-    def all_follow(self, sampling: SamplingParams) -> bool:
-        """Whether every worker does what the sampling parameters say."""
-        return all(follows(one.info, sampling) for one in self._workers.values())
+    def all_have(self, feature: str) -> bool:
+        """Whether every worker has the feature."""
+        return all(feature in one.info.protocol.features for one in self._workers.values())
 
     @property
     def any_decodes(self) -> bool:
@@ -369,6 +369,8 @@ class Workers:
             # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
+            if request.scores_prompt:
+                cached = 0
             views.append(
                 WorkerView(
                     worker_id,

@@ -41,6 +41,7 @@ def test_every_option_finds_its_place() -> None:
         repetition_penalty=1.1,
         logit_bias={7: 1.0, 3: -1.0},
         logprobs=0,
+        prompt_logprobs=2,
         request_id="mine",
         priority=-1,
         resume=[5],
@@ -77,6 +78,7 @@ def test_every_option_finds_its_place() -> None:
         ((3, -1.0), (7, 1.0)),
         0,
         Guidance("regex", "a+"),
+        2,
     )
 
 

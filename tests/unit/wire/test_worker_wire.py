@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from kvrelay import messages
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.protocol_version import Protocol
-from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.types.requests import (
+    Handoff,
+    PrefillTimings,
+    PromptLogprobs,
+    SamplingParams,
+    SequenceSpec,
+)
 from kvrelay.wire import inference
 from kvrelay.wire.worker import (
     Decoded,
@@ -39,11 +46,30 @@ st.register_type_strategy(
         SamplingParams,
         seed=PROTO_INTS,
         logprobs=st.none() | PROTO_INTS,
+        prompt_logprobs=st.none() | PROTO_INTS,
         logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(
             lambda bias: tuple(sorted(bias.items()))
         ),
     ),
 )
+LOGPROBS = st.floats(-9999, 0, width=32)
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
+    places, top = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    own, ids, likely = (
+        draw(st.lists(values, min_size=size, max_size=size))
+        for values, size in (
+            (LOGPROBS, places),
+            (PROTO_INTS, places * top),
+            (LOGPROBS, places * top),
+        )
+    )
+    return PromptLogprobs(array("f", own), array("i", ids), array("f", likely))
+
+
+st.register_type_strategy(PromptLogprobs, prompt_logprobs())
 st.register_type_strategy(
     Protocol,
     st.builds(
@@ -128,6 +154,26 @@ def test_a_commands_sequence_is_found_without_its_values(
         assert key == (
             (made.request_id, made.attempt) if isinstance(made, messages.Abort) else made.spec.key
         )
+
+
+@pytest.mark.parametrize(
+    ("own", "ids", "likely"),
+    [
+        ([-1.0], [7], []),
+        ([-1.0, -2.0], [7], [-1.0]),
+        ([], [7], [-1.0]),
+        ([-1.0], [-7], [-1.0]),
+        ([math.nan], [], []),
+        ([-1.0], [7], [-math.inf]),
+    ],
+)
+def test_impossible_logprobs_of_a_prompt_are_an_error(
+    own: list[float], ids: list[int], likely: list[float]
+) -> None:
+    scores = PromptLogprobs(array("f", own), array("i", ids), array("f", likely))
+    batch = messages.TokenBatch((messages.SequenceTokens("r", 0, 0, (5,), prompt_logprobs=scores),))
+    with pytest.raises(InvalidArgument, match="prompt"):
+        event_from_proto(event_to_proto(batch))
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e300])

@@ -1,4 +1,6 @@
-"""A request with guidance runs only where guidance is known, and delays nobody else."""
+"""A request with options that older workers ignore runs only where they are known, and delays
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from support.fake_worker import worker_info
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unimplemented
 from kvrelay.messages import Prefill, Reserved
-from kvrelay.protocol_version import Protocol, ours
+from kvrelay.protocol_version import GUIDANCE, Protocol, ours
 from kvrelay.types.requests import Guidance
 from kvrelay.types.workers import WorkerInfo
 from router.core.dispatcher import Dispatcher
@@ -80,6 +82,17 @@ def test_guidance_that_no_worker_knows_is_refused_at_once_with_what_to_do() -> N
     assert "upgrade the workers" in end.error.message
     assert made.unfinished == 0
     assert placements(submit(made, request("free"))) == [("free", "d0")]
+
+
+def test_all_options_that_no_worker_knows_are_named() -> None:
+    guidance_only = Protocol(1, 0, (*OLD.features, GUIDANCE))
+    one = guided("both")
+    one = replace(one, sampling=replace(one.sampling, prompt_logprobs=2))
+    (end,) = ends(submit(cluster(d0=OLD), one))
+    assert isinstance(end.error, Unimplemented)
+    assert "without guidance and prompt_logprobs" in end.error.message
+    assert ends(submit(cluster(d0=guidance_only), one)) != []
+    assert placements(submit(cluster(d0=guidance_only, d1=ours()), one)) == [("both", "d1")]
 
 
 def test_a_request_loses_its_last_worker_with_guidance_and_fails_instead_of_running_freely() -> (

@@ -16,6 +16,7 @@ from support.fake_worker import answer
 from support.router_harness import DEMO, RouterHarness, running_router
 
 import kvrelay
+from kvrelay import sampling_limits
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from router.api.http.openai import _EventStream
 from router.api.http.requests import parse_completion
@@ -452,6 +453,48 @@ async def test_echo(http: httpx.AsyncClient) -> None:
         assert echoed[1]["text"].startswith(text)
         chunks = await events(http, "/v1/completions", body(prompt, echo=True))
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text + plain
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("words", [1, 3, 400])
+async def test_echo_with_logprobs_scores_the_prompt_too(
+    http: httpx.AsyncClient, count: int, words: int
+) -> None:
+    """As a tool for evaluations asks for it, with several prompts and a single new token."""
+    prompts = ["Once upon a time", "x " * words]
+    request = body(prompts, echo=True, logprobs=count, n=2, max_tokens=3)
+    choices = (await http.post("/v1/completions", json=request)).json()["choices"]
+    assert len(choices) == 4
+    for number, choice in enumerate(choices):
+        prompt = TOKENIZER.encode(prompts[number // 2])
+        scores = choice["logprobs"]
+        assert {len(values) for values in scores.values()} == {len(prompt) + 3}
+        assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+        later = scores["token_logprobs"][1 : len(prompt)]
+        assert later == pytest.approx([-0.1 * place for place in range(1, len(prompt))], rel=1e-5)
+        assert scores["token_logprobs"][len(prompt) :] == [-0.5] * 3
+        for top, own in zip(scores["top_logprobs"][1 : len(prompt)], later, strict=True):
+            assert max(top.values(), default=own) == own
+        for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
+            assert "\ufffd" in token or choice["text"][offset:].startswith(token)
+    for n, prompt_text in ((1, prompts[1]), (1, PROMPT)):
+        one = body(prompt_text, echo=True, logprobs=count, n=n, max_tokens=3)
+        whole = (await http.post("/v1/completions", json=one)).json()["choices"][0]
+        parts = [
+            chunk["choices"][0]["logprobs"] for chunk in await events(http, "/v1/completions", one)
+        ]
+        for name, values in whole["logprobs"].items():
+            assert [value for part in parts if part for value in part[name]] == values
+
+
+async def test_logprobs_of_a_prompt_that_is_too_long_name_the_clients_field(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_limits, "MAX_PROMPT_LOGPROBS", 20)
+    request = body("Once upon a time", echo=True, logprobs=5, max_tokens=1)
+    response = await http.post("/v1/completions", json=request)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
+    assert "allowed are 20" in response.json()["error"]["message"]
 
 
 async def test_usage_in_each_chunk(http: httpx.AsyncClient) -> None:

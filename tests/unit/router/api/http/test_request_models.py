@@ -319,10 +319,17 @@ def test_the_bound_is_on_prompts_times_n() -> None:
     assert caught.value.field == "n"
 
 
-def test_echo_has_no_logprobs_of_the_prompt() -> None:
-    assert parse_completion({"prompt": "a", "echo": True}).echo
-    with pytest.raises(InvalidArgument, match="echo"):
-        parse_completion({"prompt": "a", "echo": True, "logprobs": 1})
+@pytest.mark.parametrize(
+    ("echo", "logprobs", "scored"),
+    [(True, 1, 1), (True, 0, 0), (True, None, None), (False, 1, None), (None, 1, None)],
+)
+def test_echo_with_logprobs_has_those_of_the_prompt(
+    echo: bool | None, logprobs: int | None, scored: int | None
+) -> None:
+    completion = parse_completion({"prompt": "a", "echo": echo, "logprobs": logprobs})
+    assert completion.echo == bool(echo)
+    assert completion.requests[0].sampling.prompt_logprobs == scored
+    assert completion.requests[0].sampling.logprobs == logprobs
 
 
 def test_fields_that_change_nothing_are_passed_over() -> None:
