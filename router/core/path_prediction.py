@@ -13,8 +13,6 @@ from router.core.worker_view import WorkerView
 # Decode workers help from this part of the TTFT on, because prompts on both paths at a time slow
 # each other down where they share memory or cores.
 _HELPED_FROM = 0.5
-# A path that misses the TTFT too has to be shorter by this factor, since predictions are inexact.
-_CLEARLY = 0.8
 # An unmeasured decode worker counts as slower than the prefill workers by this factor, since
 # answers take a part of its time.
 _UNMEASURED = 0.5
@@ -75,7 +73,7 @@ def better_than_waiting(
     if not found:
         return None
     local_s, _, helper = min(found, key=lambda one: one[:2])
-    if local_s <= max(_HELPED_FROM * outlook.ttft_s - outlook.waited_s, _CLEARLY * remote_s):
+    if local_s <= max(_HELPED_FROM * outlook.ttft_s - outlook.waited_s, remote_s):
         return Better(helper, outlook.waited_s + remote_s, outlook.waited_s + local_s)
     return None
 
