@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +64,10 @@ those of any other cluster.
 
 @requires_cluster_extra
 def serve(
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
+    ] = None,
     config: Config = None,
     model: Model = None,
     prefill: Annotated[
@@ -99,18 +105,21 @@ def serve(
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, and a router.
 
     Prints one line on stdout when the cluster is ready. The first Ctrl-C or SIGTERM lets streams
-    finish and exits with 0; the second stops at once.
+    finish and exits with 0; the second stops at once. On a terminal, the log goes to a file unless
+    --log-level is given.
 
     With --ray-address, run the command on a node of that Ray cluster. The workers are placed on all
     its nodes. Set redis.url, listen.worker_host and security.tls.
 
-    Example: kvrelay serve --model demo --prefill 1 --decode 2
+    Example: kvrelay serve demo --prefill 1 --decode 2
     """
     from kvrelay.config.config_file import load_config
     from kvrelay.launch.ray_address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
 
-    options = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
+    if path is not None and model is not None and path != model:
+        raise typer.BadParameter(f"MODEL is {path} and --model is {model}; give one of them.")
+    options = {"model.path": path or model, "prefill.replicas": prefill, "decode.replicas": decode}
     overrides: dict[str, Any] = {
         name: value for name, value in options.items() if value is not None
     }
@@ -123,12 +132,13 @@ def serve(
                 f"{getattr(listen, endpoint).rpartition(':')[0]}:{port}"
             )
     loaded = load_config(config, overrides)
+    on_screen = sys.stderr.isatty() and log_level is None
     if ray_address is not None:
         check_ray_address(ray_address)
         check_reachable(loaded)
     set_log_level(log_level)
     configure_logging("warning")
-    raise typer.Exit(asyncio.run(_serve(loaded, ray_address)))
+    raise typer.Exit(asyncio.run(_serve(loaded, ray_address, on_screen)))
 
 
 def set_log_level(level: str | None) -> None:
@@ -157,12 +167,16 @@ def require_shared_redis(url: str, command: str) -> None:
         )
 
 
-async def _serve(config: Any, ray_address: str | None) -> int:
-    """Runs until a signal. Returns the exit code."""
+async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
+    """Runs until a signal. Returns the exit code. on_screen: shows progress and next steps, and
+    writes the log to a file.
+    """
+    from kvrelay.cli.serve_screen import new_log_file, print_next_steps, show_progress
     from kvrelay.launch.local_cluster import LocalCluster
 
     stop = asyncio.Event()
-    cluster = LocalCluster(config, ray_address=ray_address)
+    log_path = new_log_file() if on_screen else None
+    cluster = LocalCluster(config, log_path=log_path, ray_address=ray_address)
     signals = 0
 
     def stop_or_kill() -> None:
@@ -178,16 +192,20 @@ async def _serve(config: Any, ray_address: str | None) -> int:
     console = Console(stderr=True)
     starting = asyncio.create_task(cluster.__aenter__())
     stopping = asyncio.create_task(stop.wait())
-    with console.status(
-        f"starting {config.prefill.replicas} prefill and {config.decode.replicas} decode workers"
-    ):
+    with console.status("starting") if on_screen else nullcontext() as status:
+        watch = [] if status is None else [asyncio.create_task(show_progress(cluster, status))]
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for one in watch:
+            one.cancel()
+        await asyncio.gather(*watch, return_exceptions=True)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     starting.result()
     print(cluster.endpoints, flush=True)
+    if log_path is not None:
+        print_next_steps(console, config, cluster.endpoints, log_path)
     failing = asyncio.create_task(cluster.wait())
     try:
         await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,5 +215,5 @@ async def _serve(config: Any, ray_address: str | None) -> int:
     finally:
         for task in (stopping, failing):
             task.cancel()
-        with console.status("draining"):
+        with console.status("draining") if on_screen else nullcontext():
             await cluster.__aexit__(None, None, None)

@@ -26,6 +26,7 @@ from kvrelay.launch.redis_claim import claim_redis, pending_workers
 from kvrelay.models import resolve_model
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
 
 _START_TIMEOUT_S = 300.0
 # For an existing Ray cluster, which may have to add nodes first.
@@ -39,17 +40,23 @@ class LocalCluster:
     """Async context manager. After entry, the whole cluster serves. On exit, the cluster drains and
     ends.
 
-    `quiet` keeps the logs of the components off this process's stderr. Raises Unavailable when a
-    component does not start, and ConfigError for a missing model or a model that the workers
-    refuse.
+    `quiet` keeps the logs of the components off this process's stderr; `log_path` is the file for
+    them instead. Raises Unavailable when a component does not start, and ConfigError for a missing
+    model or a model that the workers refuse.
     """
 
     def __init__(
-        self, config: ClusterConfig, *, quiet: bool = False, ray_address: str | None = None
+        self,
+        config: ClusterConfig,
+        *,
+        quiet: bool = False,
+        log_path: Path | None = None,
+        ray_address: str | None = None,
     ) -> None:
         self._config = config
         self._ray_address = ray_address
         self._quiet = quiet
+        self._log_path = log_path
         # No other process uses the Redis of this cluster.
         self._sole = config.redis.url == "embedded"
         self._log_file: IO[bytes] | None = None
@@ -74,8 +81,10 @@ class LocalCluster:
 
     async def _start(self, model: str) -> None:
         self._folder = self._exits.enter_context(OwnedFolder("cluster")).path
-        if self._quiet:
-            # The stack closes the file.
+        # The stack closes the file.
+        if self._log_path is not None:
+            self._log_file = self._exits.enter_context(self._log_path.open("w+b"))
+        elif self._quiet:
             self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         await self._resolve_config(model)
         await claim_redis(self._config)
@@ -109,6 +118,17 @@ class LocalCluster:
     def config(self) -> ClusterConfig:
         """The configuration in effect, with the resolved model and Redis URL."""
         return self._config
+
+    async def worker_states(self) -> dict[str, str]:
+        """Returns the state of each worker, as it has told Redis; empty before Redis runs."""
+        if self._config.redis.url == "embedded":
+            return {}
+        try:
+            async with await Registry.connect(self._config.redis.url) as registry:
+                waiting = {one.worker_id: "waits for room" for one in await registry.pending()}
+                return waiting | {one.worker_id: one.state for one in await registry.workers()}
+        except Unavailable:
+            return {}
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
         """Starts another router for the same workers. Returns its endpoints once it serves.

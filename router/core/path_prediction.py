@@ -73,7 +73,7 @@ def better_than_waiting(
     if not found:
         return None
     local_s, _, helper = min(found, key=lambda one: one[:2])
-    if local_s <= max(_HELPED_FROM * outlook.ttft_s - outlook.waited_s, remote_s):
+    if local_s <= _HELPED_FROM * outlook.ttft_s - outlook.waited_s or local_s < remote_s:
         return Better(helper, outlook.waited_s + remote_s, outlook.waited_s + local_s)
     return None
 

@@ -472,6 +472,20 @@ MUTANTS = (
         ("unit/worker/test_step_faults.py::test_no_value_that_a_peer_sends_reaches_the_others",),
     ),
     Mutant(
+        "the logprobs of a prompt are sent once",
+        "decode_worker/stage.py",
+        "        sequence.scores = None\n",
+        "",
+        ("unit/worker/test_prompt_logprobs.py::test_both_paths_give_those_of_the_model",),
+    ),
+    Mutant(
+        "a prompt with logprobs is computed anew",
+        "kvrelay/worker/sequence.py",
+        "        if self.scores is not None:\n            return\n",
+        "",
+        ("unit/worker/test_prompt_logprobs.py::test_both_paths_give_those_of_the_model",),
+    ),
+    Mutant(
         "a model is captured also after a step that raised while it was",
         "kvrelay/engine/forward/native_forward.py",
         "            logits = self._run(step)  #",

@@ -115,7 +115,7 @@ def test_a_helper_has_the_model_version_of_the_prefill_workers() -> None:
 
 
 def test_an_unmeasured_decode_worker_counts_as_half_as_fast_as_the_prefill_workers() -> None:
-    prefill = replace(PREFILL, queued_tokens=1300)
+    prefill = replace(PREFILL, queued_tokens=1000)
     for rate, expected in ((None, "disaggregated"), (500.0, "disaggregated"), (1000.0, "local")):
         assert path(decide(prefill, replace(DECODE, prompt_rate=rate), num_tokens=1100)) == expected
 

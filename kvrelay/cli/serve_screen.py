@@ -1,0 +1,106 @@
+"""What `kvrelay serve` shows on a terminal: the progress of the start, and what to do next. The log
+goes to a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status
+
+from kvrelay.config.listen import ListenConfig
+from kvrelay.types.workers import POOLS, PoolName
+
+if TYPE_CHECKING:
+    from kvrelay.config.schema import ClusterConfig
+    from kvrelay.launch.endpoints import Endpoints
+    from kvrelay.launch.local_cluster import LocalCluster
+
+_POLL_S = 0.3
+_QUESTION = '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "stream": true}'
+_PROMPT = (
+    "Once upon a time there was a little girl who lived with her mother and her father in a small "
+    "house near the forest. Every morning she took her red basket, put on her warm coat and went "
+    "to the river to fetch water and to look for flowers. One day she met a big grey dog, who "
+    "asked her for a piece of bread. The girl"
+)
+
+
+def new_log_file() -> Path:
+    """Creates an empty file for the log of one cluster. It remains when the cluster has ended."""
+    file, path = tempfile.mkstemp(prefix="kvrelay-serve-", suffix=".log")
+    with open(file, "wb"):
+        return Path(path)
+
+
+async def show_progress(cluster: LocalCluster, status: Status) -> None:
+    """Shows the state of each worker until cancelled."""
+    shown: dict[str, str] = {}
+    while True:
+        shown |= await cluster.worker_states()
+        status.update(progress_line(shown))
+        await asyncio.sleep(_POLL_S)
+
+
+def progress_line(states: Mapping[str, str]) -> str:
+    """Returns one line for the states of the workers, by worker."""
+    if not states:
+        return "starting Redis and Ray"
+    return "starting workers: " + ", ".join(
+        f"{worker} {state}" for worker, state in sorted(states.items())
+    )
+
+
+def print_next_steps(
+    console: Console, config: ClusterConfig, endpoints: Endpoints, log_file: Path
+) -> None:
+    """Prints what a user can do with the cluster."""
+    text = next_steps(config, endpoints, log_file)
+    # Commands must be copied as they are, so nothing breaks their lines.
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def next_steps(config: ClusterConfig, endpoints: Endpoints, log_file: Path) -> str:
+    """Returns the text of `print_next_steps`. Commands are on lines of their own, so that they can
+    be copied.
+    """
+    workers = " and ".join(
+        f"{count} {pool} worker{'s' * (count != 1)}"
+        for pool, count in _counts(config).items()
+        if count
+    )
+    secured = config.security.tokens_file is not None or config.security.tls is not None
+    usual = ListenConfig()
+    target = () if endpoints.grpc == usual.grpc else ("--target", endpoints.grpc)
+    admin = () if endpoints.admin == usual.admin else ("--admin", endpoints.admin)
+    steps = [
+        f"{config.model.path} is served by {workers}.",
+        "",
+        f"Status page   {endpoints.http}/",
+        f"Log           {log_file}",
+        "Stop          Ctrl-C; once more stops at once",
+        "",
+    ]
+    if secured:
+        steps.append("Clients need a token or certificates: see docs/guides/security.md")
+    else:
+        steps += [
+            "In another terminal, a prompt that takes both pools, with the time per phase:",
+            shlex.join(["kvrelay", "generate", *target, "--ledger", _PROMPT]),
+            "The same cluster over HTTP:",
+            f"curl -sN {endpoints.http}/v1/chat/completions \\",
+            f"    -H 'content-type: application/json' -d {shlex.quote(_QUESTION)}",
+            "Pools and workers:",
+            shlex.join(["kvrelay", "status", *admin]),
+        ]
+    return "\n".join(steps)
+
+
+def _counts(config: ClusterConfig) -> dict[PoolName, int]:
+    return {pool: config.pool(pool).replicas for pool in POOLS}

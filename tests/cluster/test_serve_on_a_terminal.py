@@ -1,0 +1,68 @@
+"""`kvrelay serve` on a terminal: progress and next steps instead of a log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvrelay.process.telemetry import LEVEL_VARIABLE
+
+pytestmark = pytest.mark.timeout(300)
+KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]
+FREE_PORTS = ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0"]
+LAST_STEP = "kvrelay status"
+
+
+def read_to(terminal: int, text: str) -> str:
+    """What the terminal shows, up to the end of the line with `text`."""
+    shown = b""
+    while not re.search(re.escape(text.encode()) + rb".*\n", shown):
+        part = os.read(terminal, 4096)
+        assert part, shown.decode()
+        shown += part
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
+
+
+def test_the_printed_commands_work_and_the_log_is_in_a_file() -> None:
+    terminal, end = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != LEVEL_VARIABLE}
+    environment |= {"COLUMNS": "80", "TERM": "xterm"}
+    command = [*KVRELAY, "serve", "demo", *FREE_PORTS]
+    serve = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment)
+    os.close(end)
+    try:
+        shown = read_to(terminal, LAST_STEP)
+        assert "starting Redis and Ray" in shown, "progress"
+        assert "event=" not in shown
+        assert re.search(r"^kvrelay ready grpc=\S+ http=\S+ admin=\S+$", shown, re.MULTILINE)
+        log = re.search(r"^Log +(\S+)$", shown, re.MULTILINE)
+        assert log is not None
+        assert "worker_starting" in Path(log[1]).read_text()
+        generate, status = (
+            shlex.split(one)[1:]
+            for one in shown.splitlines()
+            if one.startswith("kvrelay ") and "ready" not in one
+        )
+        answer = subprocess.run(
+            [*KVRELAY, *generate], capture_output=True, text=True, timeout=120, check=True
+        )
+        assert "disaggregated" in answer.stderr
+        seen = subprocess.run(
+            [*KVRELAY, *status], capture_output=True, text=True, timeout=120, check=True
+        )
+        assert "prefill-0" in seen.stdout
+        serve.send_signal(signal.SIGINT)
+        assert serve.wait(120) == 0
+        Path(log[1]).unlink()
+    finally:
+        serve.kill()
+        serve.wait()
+        os.close(terminal)

@@ -1,0 +1,61 @@
+"""What `kvrelay serve` shows on a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kvrelay.cli.main import run
+from kvrelay.cli.serve_screen import next_steps, progress_line
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.endpoints import Endpoints
+from kvrelay.models import resolve_model
+from kvrelay.tokenizer.tokenizer import Tokenizer
+
+USUAL = Endpoints("127.0.0.1:50051", "http://127.0.0.1:8000", "127.0.0.1:50052")
+OTHERS = Endpoints("127.0.0.1:7001", "http://127.0.0.1:7002", "127.0.0.1:7003")
+LOG = Path("/tmp/kvrelay-serve-x.log")
+
+
+def commands(text: str) -> list[list[str]]:
+    return [shlex.split(one) for one in text.splitlines() if one.startswith("kvrelay ")]
+
+
+@pytest.mark.parametrize("endpoints", [USUAL, OTHERS])
+def test_the_commands_reach_this_cluster(endpoints: Endpoints) -> None:
+    config = ClusterConfig()
+    text = next_steps(config, endpoints, LOG)
+    assert f"{endpoints.http}/v1/chat/completions" in text
+    assert str(LOG) in text
+    generate, status = commands(text)
+    assert ("--target" in generate) == ("--admin" in status) == (endpoints is OTHERS)
+    if endpoints is OTHERS:
+        assert generate[generate.index("--target") + 1] == endpoints.grpc
+        assert status[status.index("--admin") + 1] == endpoints.admin
+
+
+def test_the_prompt_takes_both_pools() -> None:
+    """By the defaults of the configuration, with the bundled model."""
+    generate, _ = commands(next_steps(ClusterConfig(), USUAL, LOG))
+    tokens = Tokenizer.load(resolve_model("demo")).encode(generate[-1])
+    assert len(tokens) > ClusterConfig().router.local_below_tokens
+
+
+def test_a_cluster_with_tokens_shows_no_command_that_it_would_refuse() -> None:
+    config = ClusterConfig.model_validate({"security": {"tokens_file": "tokens.yaml"}})
+    text = next_steps(config, USUAL, LOG)
+    assert commands(text) == []
+    assert "security.md" in text
+
+
+def test_progress_names_each_worker() -> None:
+    assert progress_line({}) == "starting Redis and Ray"
+    line = progress_line({"prefill-0": "ready", "decode-0": "starting"})
+    assert line == "starting workers: decode-0 starting, prefill-0 ready"
+
+
+def test_two_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "demo", "--model", "other"]) == 2
+    assert "MODEL is demo and --model is other" in capsys.readouterr().err
