@@ -26,7 +26,7 @@ from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.guidance import Grammars
-from kvrelay.engine.sampling.sampler import Sampled, sample
+from kvrelay.engine.sampling.sampler import Sampled, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types.kv_layout import KvLayout
@@ -241,7 +241,7 @@ class ModelRunner:
             row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)
         ]
         scored = [
-            end - len(segment.token_ids) + row
+            end - len(segment.token_ids) + row - segment.start
             for end, segment in zip(ends, segments, strict=True)
             for row in segment.scored
         ]
@@ -318,10 +318,11 @@ def _score(segments: Sequence[Segment], logits: torch.Tensor) -> dict[int, KvRel
     faults: dict[int, KvRelayError] = {}
     first = 0
     for place, segment in enumerate(segments):
-        if segment.scores is not None and (rows := segment.scored):
+        scores, rows = segment.scores, segment.scored
+        if scores is not None and rows:
+            own = logits[first : first + len(rows)]
             try:
-                own = logits[first : first + len(rows)]
-                segment.scores.add(segment.start + rows.start, own)
+                scores.add(rows, *score(own, scores.targets(rows), scores.count))
             except SequenceFault as fault:
                 faults[place] = fault
             first += len(rows)

@@ -35,11 +35,10 @@ class Segment:
 
     @property
     def scored(self) -> range:
-        """The new tokens, counted from 0, after which a token of the prompt is scored."""
+        """The positions after which a token of the prompt is scored."""
         if self.scores is None:
             return range(0)
-        rows = self.scores.rows(self.start, self.start + len(self.token_ids))
-        return range(rows.start - self.start, rows.stop - self.start)
+        return self.scores.rows(self.start, self.start + len(self.token_ids))
 
     @property
     def draws(self) -> list[SampleRequest]:

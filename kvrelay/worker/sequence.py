@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.matcher import Matcher
+from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
-
-if TYPE_CHECKING:
-    # It needs torch, which the schedulers do without.
-    from kvrelay.engine.sampling.prompt_scores import PromptScores
 
 
 @dataclass(slots=True, eq=False)

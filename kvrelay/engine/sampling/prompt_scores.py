@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from kvrelay.engine.base.device import to_device
-from kvrelay.engine.sampling.faults import SequenceFault
-from kvrelay.engine.sampling.sampler import LEAST_LOGPROB
 from kvrelay.types.requests import PromptLogprobs
+
+Array = npt.NDArray[Any]
 
 
 class PromptScores:
     """Collects the log-probabilities of a prompt's tokens while its chunks are computed, in any
-    order and also if a chunk is computed again.
+    order and also if a chunk is computed again. Without torch, since schedulers hold it.
     """
 
     def __init__(self, prompt: Sequence[int], count: int) -> None:
         """count: number of likeliest tokens at each place."""
+        self.count = count
         self._targets = np.asarray(prompt[1:], np.int64)
         self._logprobs = np.zeros(len(self._targets), np.float32)
         self._top_ids = np.zeros((len(self._targets), count), np.int32)
@@ -30,20 +31,18 @@ class PromptScores:
         """The positions from `start` to `end` after which another token of the prompt comes."""
         return range(start, max(start, min(end, len(self._targets))))
 
-    def add(self, start: int, logits: torch.Tensor) -> None:
-        """Takes the logits [R, V] after R positions, the first of them `start`, in any float
-        dtype. Raises SequenceFault for logits that are no distribution.
+    def targets(self, rows: range) -> Array:
+        """The tokens that come after these positions: int64 [R]."""
+        return self._targets[rows.start : rows.stop]
+
+    def add(self, rows: range, logprobs: Array, top_ids: Array, top_logprobs: Array) -> None:
+        """Takes the log-probabilities of the targets [R], and the likeliest tokens with theirs
+        [R, count], most likely first.
         """
-        part = slice(start, start + len(logits))
-        logprobs = logits.float().log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)
-        targets = to_device(self._targets[part], np.int64, logits.device)
-        self._logprobs[part] = logprobs.gather(1, targets[:, None])[:, 0].cpu().numpy()
-        if not np.isfinite(self._logprobs[part]).all():
-            raise SequenceFault("the model's logits for a token of the prompt hold NaN or infinity")
-        if count := self._top_ids.shape[1]:
-            top, ids = logprobs.topk(count)
-            self._top_logprobs[part] = top.cpu().numpy()
-            self._top_ids[part] = ids.cpu().numpy()
+        part = slice(rows.start, rows.stop)
+        self._logprobs[part] = logprobs
+        self._top_ids[part] = top_ids
+        self._top_logprobs[part] = top_logprobs
 
     def result(self) -> PromptLogprobs:
         """Returns what was collected. Call it when the whole prompt has been computed."""

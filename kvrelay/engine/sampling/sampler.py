@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvrelay.engine.base.device import to_device
@@ -88,6 +90,23 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     return [
         flaws.get(row) or _checked(result, logits.shape[1]) for row, result in enumerate(sampled)
     ]
+
+
+def score(
+    logits: torch.Tensor, targets: npt.NDArray[np.int64], count: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Returns the log-probabilities of the targets [R], and the `count` likeliest tokens with their
+    log-probabilities [R, count], for logits [R, V] of any float dtype.
+
+    Raises SequenceFault for logits that are no distribution.
+    """
+    logprobs = logits.float().log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)
+    index = to_device(targets, np.int64, logits.device)
+    own = logprobs.gather(1, index[:, None])[:, 0].cpu().numpy()
+    if not np.isfinite(own).all():
+        raise SequenceFault("the model's logits for a token of the prompt hold NaN or infinity")
+    top, ids = logprobs.topk(count)
+    return own, ids.cpu().numpy(), top.cpu().numpy()
 
 
 def _flaw(request: SampleRequest, vocab_size: int) -> KvRelayError | None:
