@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from kvrelay.errors import Code
-from router.api.http import response_models as responses
-from router.api.http.request_models import (
+from router.api.http.dialects.openai import response_models as responses
+from router.api.http.dialects.openai.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

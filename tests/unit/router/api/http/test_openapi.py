@@ -11,8 +11,8 @@ import pytest
 from support.router_harness import running_router
 
 from kvrelay.errors import InvalidArgument
+from router.api.http.dialects.openai.requests import parse_chat, parse_completion
 from router.api.http.openapi import describe
-from router.api.http.requests import parse_chat, parse_completion
 
 DESCRIPTION = describe("1.2.3")
 
