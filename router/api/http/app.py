@@ -10,9 +10,13 @@ from starlette.routing import Route
 from kvrelay.clock import Clock
 from kvrelay.tenants import ANY_ROLE
 from router.api.http.auth import HttpAccess
+from router.api.http.dialects.anthropic.requests import parse_messages
+from router.api.http.dialects.anthropic.shape import MessagesShape
 from router.api.http.dialects.dialect import Dialect
 from router.api.http.dialects.openai.requests import parse_chat, parse_completion
 from router.api.http.dialects.openai.shape import OpenAiShape
+from router.api.http.dialects.responses.requests import parse_response
+from router.api.http.dialects.responses.shape import PREFIX, ResponseShape
 from router.api.http.endpoint import HttpEndpoint
 from router.api.http.errors import http_error, typed
 from router.api.http.pacing import HttpPace
@@ -29,6 +33,8 @@ from router.runtime.loop_slices import LoopSlices
 DIALECTS = {
     "/v1/completions": Dialect("cmpl-", parse_completion, OpenAiShape),
     "/v1/chat/completions": Dialect("chatcmpl-", parse_chat, OpenAiShape),
+    "/v1/responses": Dialect(PREFIX, parse_response, ResponseShape),
+    "/v1/messages": Dialect("msg_", parse_messages, MessagesShape),
 }
 
 
@@ -57,6 +63,7 @@ def build_app(
             Route(path, typed(endpoint.generating(dialect)), methods=["POST"])
             for path, dialect in DIALECTS.items()
         ),
+        Route("/v1/messages/count_tokens", typed(endpoint.count_tokens), methods=["POST"]),
         Route("/tokenize", typed(endpoint.tokenize), methods=["POST"]),
         Route("/detokenize", typed(endpoint.detokenize), methods=["POST"]),
         Route("/metrics", typed(endpoint.metrics, ANY_ROLE), methods=["GET"]),

@@ -14,6 +14,8 @@ from kvrelay.errors import InvalidArgument
 from router.api.http.body import Bodies
 from router.api.http.chat.answer_format import AnswerFormat
 from router.api.http.choices import Choices
+from router.api.http.dialects.anthropic.requests import parse_count_tokens
+from router.api.http.dialects.anthropic.response_models import CountedTokens
 from router.api.http.dialects.dialect import Dialect, Head, Opened
 from router.api.http.dialects.openai.requests import (
     chat_messages,
@@ -118,6 +120,21 @@ class HttpEndpoint:
     def _most_converted(self) -> int:
         """Limit on the tokens that one request may encode or decode."""
         return max(self._frontend.max_model_len, MAX_CONVERTED)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens. Counts as a request in the tenant's rate limit."""
+        tenant = request.state.tenant
+        self._frontend.limits.check_request(tenant, self._clock.now())
+        text, most = self._frontend.text, self._most_converted
+        bound = TokenBound(most, f"{most} are counted in one request")
+        async with self._bodies.parsed(request, parse_count_tokens) as counted:
+            (asked,) = counted.requests
+            check_model(asked.model, self._frontend.card)
+            check_messages(asked.messages)
+            options = AnswerFormat(counted, text).applied(counted).chat_options
+            self._frontend.limits.take_request(tenant, self._clock.now())
+            tokens = await text.encode_chat(asked.messages, tenant, bound, options)
+        return JSONResponse(CountedTokens(input_tokens=len(tokens)).model_dump())
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize. Counts as a request in the tenant's rate limit."""

@@ -86,7 +86,7 @@ def error_response(error: KvRelayError, path: str, request_id: str) -> Response:
         headers["www-authenticate"] = "Bearer"
     if is_anthropic(path):
         body = anthropic_errors.error_body(error, request_id)
-        return _json(body, anthropic_errors.error_status(error), headers)
+        return _json(body, anthropic_errors.status_of(error.code), headers)
     return _json(openai_errors.error_body(error), error.code.http_status, headers)
 
 

@@ -42,6 +42,8 @@ _WORDS = {
 }
 _REASONS = {
     "it must be 'text'": "since this model takes text only",
+    "it must be 'custom'": "since tools of the server do not run here; describe a tool of the "
+    "client by name, description and input_schema",
     "it must be 'function'": "since other kinds of tools are not supported",
 }
 # Shows a client's value at the cost of a few characters.

@@ -24,13 +24,19 @@ class LogprobsText:
         for name, values in logprobs.items():
             self._parts.setdefault(name, []).append(to_json(values)[1:-1])
 
+    def take(self, other: LogprobsText) -> None:
+        """Moves the logprobs of the other to the end of these."""
+        for name, parts in other._parts.items():
+            self._parts.setdefault(name, []).extend(parts)
+        other._parts = {}
+
     def written(self) -> str:
         """Returns the JSON object of all added logprobs."""
-        return (
-            "{"
-            + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items())
-            + "}"
-        )
+        return "{" + ",".join(f'"{name}":[{self.entries(name)}]' for name in self._parts) + "}"
+
+    def entries(self, name: str) -> str:
+        """Returns the entries of the list `name`, as they stand in JSON."""
+        return ",".join(self._parts.get(name, ()))
 
 
 def completion_logprobs(

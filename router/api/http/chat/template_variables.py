@@ -27,6 +27,8 @@ def template_kwargs(
     chosen = dict(given or {})
     if effort is not None:
         chosen.setdefault("reasoning_effort", effort)
+    if effort == "none":
+        chosen.setdefault("enable_thinking", False)
     chosen = more | chosen
     reserved = sorted(chosen.keys() & _TEMPLATE_ARGUMENTS)
     if reserved:

@@ -36,6 +36,9 @@ CLIENT_PATHS = {
     "/v1/models/demo",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
     "/tokenize",
     "/detokenize",
 }

@@ -29,14 +29,14 @@ _TYPES = {
 }
 
 
-def error_status(error: KvRelayError) -> int:
-    """Returns the HTTP status of the error."""
-    return int(_STATUSES.get(error.code, error.code.http_status))
+def status_of(code: Code) -> int:
+    """Returns the HTTP status of errors with this code."""
+    return int(_STATUSES.get(code, code.http_status))
 
 
 def error_body(error: KvRelayError, request_id: str) -> Json:
     """Returns the error's body."""
-    return _body(error.message, error_status(error), request_id)
+    return _body(error.message, status_of(error.code), request_id)
 
 
 def http_error_body(error: HTTPException, request_id: str) -> Json:
