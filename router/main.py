@@ -23,7 +23,7 @@ from router.api.grpc.bounds import field_bounds
 from router.api.grpc.health import HealthService
 from router.api.grpc.messages import GrpcMessages
 from router.api.grpc.service import InferenceService
-from router.api.http.openai import build_app
+from router.api.http.app import build_app
 from router.api.listeners import grpc_server, http_server
 from router.frontend.access import Access
 from router.frontend.frontend import Frontend

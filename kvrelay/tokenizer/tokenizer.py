@@ -220,6 +220,11 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found. Later tokens then give no text."""
+        return self._stop.met is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
         return self._stop.met
 
     def push(self, token_id: int) -> str:
@@ -334,29 +339,29 @@ class _StopStrings:
         self._strings = tuple(stop)
         assert all(self._strings), "a stop string is empty"
         self._held = ""
-        self.met = False
+        # The stop string that was found.
+        self.met: str | None = None
 
     def push(self, text: str) -> str:
         if not self._strings:
             return text
-        if self.met:
+        if self.met is not None:
             return ""
         self._held += text
         matches = [
-            (start + len(stop), start)
+            (start + len(stop), start, stop)
             for stop in self._strings
             if (start := self._held.find(stop)) >= 0
         ]
         if matches:
-            self.met = True
-            _, cut = min(matches)
+            _, cut, self.met = min(matches)
         else:
             cut = len(self._held) - self._open()
         piece, self._held = self._held[:cut], self._held[cut:]
         return piece
 
     def finish(self) -> str:
-        return "" if self.met else self._held
+        return self._held if self.met is None else ""
 
     def _open(self) -> int:
         """Returns the length of the longest suffix of the held text that begins a stop string."""

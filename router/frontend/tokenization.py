@@ -291,6 +291,7 @@ def _unless_absent(load: Callable[[str], T], folder: str) -> T | None:
 
 class _NoText:
     stopped = False
+    stop_string = None
 
     def push(self, token_id: int) -> str:
         return ""

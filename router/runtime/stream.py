@@ -26,6 +26,11 @@ class TokenSink(Protocol):
         """Whether the text has reached a stop string."""
         ...
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has reached."""
+        ...
+
     def push(self, token_id: int) -> str:
         """Adds a token and returns the new text, which may be empty."""
         ...
@@ -154,6 +159,11 @@ class Stream:
     def usage(self) -> Usage:
         """Returns the request's token counts so far."""
         return Usage(len(self.request.token_ids), self._life.cached_tokens, self.num_tokens)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has reached."""
+        return self._text.stop_string
 
     @property
     def assignment(self) -> Assignment | None:

@@ -14,7 +14,7 @@ from fuzz.parser import Feed, Parser
 from fuzz.rig import Rig, rig
 from fuzz.spoil import TEXTS, garbled, json_bytes, spoiled, text
 
-from router.api.http.request_models import (
+from router.api.http.dialects.openai.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -51,7 +51,7 @@ from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.worker import Worker
-from router.api.http.responses import account
+from router.api.http.account import account
 from router.runtime.stream_reader import StreamReader
 
 # A worker's events

@@ -17,7 +17,7 @@ from kvrelay.clock import MonotonicClock
 from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
 from kvrelay.types.requests import SequenceSpec, TokenLogprobs
 from kvrelay.types.workers import PoolName
-from router.api.http.openai import build_app
+from router.api.http.app import build_app
 from router.core.dispatcher import Dispatcher
 from router.frontend.access import Access
 from router.frontend.frontend import Frontend

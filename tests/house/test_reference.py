@@ -13,8 +13,8 @@ import write_reference
 from docs_site import parts_of
 
 from kvrelay.cli.main import app
-from router.api.http import request_models
-from router.api.http.requests import IGNORED
+from router.api.http.dialects.openai import request_models
+from router.api.http.dialects.openai.requests import IGNORED
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "k8s/**/*.md", "benchmarks/README.md")

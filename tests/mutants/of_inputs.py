@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 YAML = "kvrelay/config/yaml_file.py"
 CODEC = "kvrelay/state/registry_codec.py"
 CHECKPOINT = "kvrelay/engine/model/checkpoint.py"
-BODY = "router/api/http/requests.py"
+BODY = "router/api/http/field_checks.py"
 PARSER = "router/api/http/json_parser.py"
 HTTP_BODY = "router/api/http/body.py"
 CHECKS = "router/frontend/validation.py"
@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant("embeddings and tensors", BODY, "if name in _TENSORS:", "if False:", _HTTP),
     Mutant(
         "number of choices",
-        BODY,
+        "router/api/http/dialects/openai/requests.py",
         "if n * num_prompts > MAX_CHOICES:",
         "if False:",
         ("unit/router/api/http/test_request_models.py::test_the_bound_is_on_prompts_times_n",),
@@ -352,9 +352,9 @@ MUTANTS = (
     ),
     Mutant(
         "clients do not set what the router gives to the chat template",
-        BODY,
-        "given.keys() & _TEMPLATE_ARGUMENTS",
-        "given.keys() & set()",
+        "router/api/http/chat/template_variables.py",
+        "chosen.keys() & _TEMPLATE_ARGUMENTS",
+        "chosen.keys() & set()",
         ("unit/router/api/http/test_tools.py::test_refused",),
     ),
     Mutant(

@@ -71,6 +71,7 @@ class Sink:
 
     stop_token: int | None
     stopped: bool = False
+    stop_string: str | None = None
 
     def push(self, token_id: int) -> str:
         self.stopped = self.stopped or token_id == self.stop_token

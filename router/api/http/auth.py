@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -11,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvrelay.config.listen import is_loopback
 from kvrelay.errors import KvRelayError, PermissionDenied
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
-from router.api.http.errors import error_response
+from router.api.http.errors import error_response, new_request_id
 from router.frontend.access import Access
 from router.frontend.waiting_room import WaitingRoom
 
@@ -53,10 +52,11 @@ class HttpAccess:
                 )
             tenant = ANONYMOUS
             if scope["path"] not in self._open_paths:
-                tenant = self._access.admit(_values(headers, b"authorization"), ANY_ROLE)
+                tenant = self._access.admit(_credentials(headers), ANY_ROLE)
         except KvRelayError as error:
-            response = error_response(error)
-            response.headers["x-request-id"] = uuid.uuid4().hex
+            request_id = new_request_id()
+            response = error_response(error, scope["path"], request_id)
+            response.headers["x-request-id"] = request_id
             if not await self._waiting_room.stranger():
                 response.headers["connection"] = "close"
             await response(scope, receive, send)
@@ -84,6 +84,14 @@ class HttpAccess:
 
 def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+def _credentials(headers: list[tuple[bytes, bytes]]) -> list[str]:
+    """Returns the values of the header Authorization. Without one, a token in x-api-key, where
+    Anthropic's clients send it, counts as a bearer token.
+    """
+    given = _values(headers, b"authorization")
+    return given or [f"Bearer {one}" for one in _values(headers, b"x-api-key")]
 
 
 def _host_name(host: str) -> str | None:

@@ -11,7 +11,8 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from router.api.http.requests import Json, object_steps
+from router.api.http.completion import Json
+from router.api.http.json_parser import object_steps
 from router.core.body_budget import BodyBudget, Holding
 from router.runtime.loop_slices import LoopSlices
 

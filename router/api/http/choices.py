@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
-from io import StringIO
 from itertools import chain, islice
 
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, NotFound
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path, PromptLogprobs, TokenLogprobs, Usage
-from kvrelay.wire.inference import GenerateResponse
-from router.api.http.requests import Completion
-from router.api.http.responses import LogprobsText, chat_logprobs, completion_logprobs
+from kvrelay.wire.inference import GenerateRequest, GenerateResponse
+from router.api.http.completion import Completion
+from router.api.http.logprobs import LogprobsText, chat_logprobs, completion_logprobs
 from router.frontend.frontend import Frontend
 from router.frontend.validation import DEFAULT_MAX_TOKENS
 from router.runtime.stream import Stream
@@ -77,6 +76,8 @@ class Choices:
                 if streams:
                     # Each admission hashes the blocks of its prompt, which may be long.
                     await asyncio.sleep(0)
+                if completion.cut_to_context:
+                    request = _cut(request, frontend.max_model_len - len(token_ids))
                 markers = completion.chat_options.markers
                 streams.append(
                     await frontend.admit(
@@ -127,17 +128,22 @@ class Choices:
         """Waits until the first choice has a token. Raises its error if it ends without a token."""
         await self.streams[0].begun()
 
-    async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
-        """Returns each answer as one response, and its logprobs as JSON."""
+    async def whole(
+        self, hear: Callable[[int, GenerateResponse], None]
+    ) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
+        """Passes each response to `hear`, with the index of its choice. Returns the last response
+        of each choice, with the token ids of all, and the logprobs as JSON.
+        """
         answers = [_Answer() for _ in self.streams]
         scores: list[LogprobsText | None] = [None] * len(self.streams)
         async for index, response, logprobs in self.responses():
             answers[index].add(response)
+            hear(index, response)
             if logprobs is not None:
                 # Logprobs are encoded as they arrive. Encoding those of a long answer at once would
                 # block the event loop.
                 written = scores[index] = scores[index] or LogprobsText()
-                written.extend(logprobs)
+                written.take(logprobs)
         return [one.response() for one in answers], scores
 
     async def responses(
@@ -189,27 +195,33 @@ class Choices:
             self._texts[token_id] = await self._frontend.text.decode([token_id])
 
 
+def _cut(request: GenerateRequest, room: int) -> GenerateRequest:
+    """Returns the request with at most `room` tokens of answer."""
+    most = request.sampling.max_tokens
+    if most is None or not 0 < room < most:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_tokens=room))
+
+
 class _Answer:
-    """Collects the responses of one choice in little memory: a response may have a single token."""
+    """Collects the tokens of one choice in little memory: a response may have a single token."""
 
     def __init__(self) -> None:
         self._index = 0
         self._token_ids = array("q")
-        self._text = StringIO()
         self._last: GenerateResponse | None = None
 
     def add(self, response: GenerateResponse) -> None:
         if self._last is None:
             self._index = response.index
         self._token_ids.extend(response.token_ids)
-        self._text.write(response.text)
         self._last = response
 
     def response(self) -> GenerateResponse:
-        """Returns the answer as one response."""
+        """Returns the last response, with all tokens and without its text."""
         assert self._last is not None, "a stream ends with a response"
-        token_ids, text = tuple(self._token_ids), self._text.getvalue()
-        return replace(self._last, index=self._index, token_ids=token_ids, text=text, logprobs=())
+        token_ids = tuple(self._token_ids)
+        return replace(self._last, index=self._index, token_ids=token_ids, text="", logprobs=())
 
 
 def _check_scores(completion: Completion) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,9 +14,14 @@ from starlette.responses import Response
 from kvrelay.errors import Code, Internal, KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.tenants import CLIENT, Role
-from router.api.http.responses import error_body, to_json
+from router.api.http.dialects.anthropic import errors as anthropic_errors
+from router.api.http.dialects.openai import errors as openai_errors
+from router.api.http.encoding import to_json
 from router.frontend.access import check_role
 from router.frontend.validation import check_request_id
+
+# Route of Anthropic's dialect.
+ANTHROPIC = "/v1/messages"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -26,12 +30,12 @@ log = get_logger("router.http")
 
 def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
     """Wraps a handler for callers with one of the roles. Sets the request's id and answers errors
-    in OpenAI's shape.
+    in the shape of the route.
     """
 
     async def handle(request: Request) -> Response:
-        given = request.headers.get("x-request-id", "")
-        request_id = request.state.request_id = given or uuid.uuid4().hex
+        given, path = request.headers.get("x-request-id", ""), request.scope["path"]
+        request_id = request.state.request_id = given or new_request_id()
         try:
             check_request_id(given)
             check_role(request.state.tenant, roles)
@@ -45,19 +49,33 @@ def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
         except KvRelayError as error:
             if error.field == "request_id":
                 # The given id may be invalid as a header value.
-                request_id = uuid.uuid4().hex
-            response = error_response(error)
+                request_id = new_request_id()
+            response = error_response(error, path, request_id)
         except Exception:
             log.exception("unexpected_error", request=request_id)
-            response = error_response(unexpected(request_id))
+            response = error_response(unexpected(request_id), path, request_id)
         response.headers["x-request-id"] = request_id
+        if is_anthropic(path):
+            response.headers["request-id"] = request_id
         return response
 
     return handle
 
 
-def error_response(error: KvRelayError) -> Response:
-    """Returns the HTTP response for the error, with its status and headers."""
+def new_request_id() -> str:
+    """Returns an id for a request that has none."""
+    return uuid.uuid4().hex
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether errors of the route have Anthropic's shape."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+
+
+def error_response(error: KvRelayError, path: str, request_id: str) -> Response:
+    """Returns the HTTP response for the error of a request for the path, with its status and
+    headers.
+    """
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -66,7 +84,10 @@ def error_response(error: KvRelayError) -> Response:
         headers["x-should-retry"] = "false"
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    return _json(error_body(error), error.code.http_status, headers)
+    if is_anthropic(path):
+        body = anthropic_errors.error_body(error, request_id)
+        return _json(body, anthropic_errors.status_of(error.code), headers)
+    return _json(openai_errors.error_body(error), error.code.http_status, headers)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
@@ -74,11 +95,12 @@ async def http_error(request: Request, error: Exception) -> Response:
     large or too slow.
     """
     assert isinstance(error, HTTPException)
-    kind = (
-        "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    )
-    body = {"message": error.detail, "type": kind, "param": None, "code": error.status_code}
-    return _json({"error": body}, error.status_code, error.headers)
+    if is_anthropic(request.scope["path"]):
+        request_id = getattr(request.state, "request_id", "") or new_request_id()
+        body = anthropic_errors.http_error_body(error, request_id)
+    else:
+        body = openai_errors.http_error_body(error)
+    return _json(body, error.status_code, error.headers)
 
 
 def unexpected(request_id: str) -> KvRelayError:

@@ -13,6 +13,7 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Generator
 from json import decoder as json_decoder
+from math import isinf
 from typing import Any
 
 from kvrelay.errors import InvalidArgument
@@ -71,6 +72,16 @@ def json_steps(body: deque[bytes]) -> Steps:
     text = "".join(parts)
     parts.clear()
     return (yield from _Parser(text).value())
+
+
+def object_steps(body: deque[bytes]) -> Generator[int, None, dict[str, Any]]:
+    """Parses a body in the steps of `json_steps`. Raises InvalidArgument if the body is not one
+    JSON object with distinct keys and finite numbers.
+    """
+    value = yield from json_steps(body)
+    if not isinstance(value, dict):
+        raise InvalidArgument("the body is not a JSON object")
+    return value
 
 
 class _Parser:
@@ -236,7 +247,13 @@ class _Parser:
             )
         self._at = number.end()
         whole, fraction, exponent = number.groups()
-        return int(whole) if fraction is None and exponent is None else float(number[0])
+        if fraction is None and exponent is None:
+            return int(whole)
+        if isinf(found := float(number[0])):
+            raise InvalidArgument(
+                f"the body is not valid JSON: the number {number[0][:60]} is too large"
+            )
+        return found
 
     def _check_depth(self, stack: list[Any]) -> None:
         if len(stack) >= MAX_DEPTH:

@@ -8,13 +8,24 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from kvrelay.errors import Code
-from router.api.http import response_models as responses
-from router.api.http.request_models import (
+from router.api.http.common_fields import Generation
+from router.api.http.dialects.anthropic.errors import status_of
+from router.api.http.dialects.anthropic.request_models import CountTokensRequest, MessagesRequest
+from router.api.http.dialects.anthropic.response_models import (
+    AnthropicError,
+    AnthropicMessage,
+    CountedTokens,
+)
+from router.api.http.dialects.openai import response_models as responses
+from router.api.http.dialects.openai.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from router.api.http.dialects.responses.request_models import ResponsesRequest
+from router.api.http.dialects.responses.response_models import ModelResponse
+from router.api.http.errors import is_anthropic
 
 _REF = "#/components/schemas/{model}"
 _HTTP_ERRORS = {
@@ -26,7 +37,6 @@ _HTTP_ERRORS = {
     431: "headers too large",
     505: "not HTTP/1",
 }
-# Route: operation id, summary, model of the body, model of the answer.
 Body = type[BaseModel] | None
 # Route: operation id, summary, model of the body, model of the answer.
 _ROUTES: dict[str, tuple[str, str, Body, Body]] = {
@@ -34,6 +44,24 @@ _ROUTES: dict[str, tuple[str, str, Body, Body]] = {
     "/v1/models/{id}": ("model", "Describe a model", None, responses.Model),
     "/v1/completions": ("completions", "Complete prompts", CompletionRequest, responses.Completion),
     "/v1/chat/completions": ("chat", "Answer a conversation", ChatRequest, responses.Chat),
+    "/v1/responses": (
+        "responses",
+        "Answer input items, in the dialect of OpenAI's Responses API",
+        ResponsesRequest,
+        ModelResponse,
+    ),
+    "/v1/messages": (
+        "messages",
+        "Answer a conversation, in Anthropic's dialect",
+        MessagesRequest,
+        AnthropicMessage,
+    ),
+    "/v1/messages/count_tokens": (
+        "countTokens",
+        "Count the tokens of a conversation",
+        CountTokensRequest,
+        CountedTokens,
+    ),
     "/tokenize": ("tokenize", "Encode text or messages", TokenizeRequest, responses.Tokens),
     "/detokenize": ("detokenize", "Decode token ids", DetokenizeRequest, responses.Text),
     "/version": ("version", "Return the release of kvrelay", None, responses.Version),
@@ -44,7 +72,10 @@ _ROUTES: dict[str, tuple[str, str, Body, Body]] = {
 
 def describe(version: str) -> dict[str, Any]:
     """Returns the OpenAPI document for this version of kvrelay."""
-    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(responses.Error, "serialization")]
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (responses.Error, "serialization"),
+        (AnthropicError, "serialization"),
+    ]
     for _, _, body, answer in _ROUTES.values():
         models += [(body, "validation")] if body else []
         models += [(answer, "serialization")] if answer else []
@@ -57,10 +88,13 @@ def describe(version: str) -> dict[str, Any]:
             for path, route in _ROUTES.items()
         },
         # A cluster without a tokens file needs no authentication.
-        "security": [{}, {"bearer": []}],
+        "security": [{}, {"bearer": []}, {"apiKey": []}],
         "components": {
             "schemas": schemas["$defs"],
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -68,7 +102,7 @@ def describe(version: str) -> dict[str, Any]:
 def _operation(path: str, name: str, summary: str, body: Body, answer: Body) -> dict[str, Any]:
     good = _content("Success", answer)
     operation: dict[str, Any] = {"operationId": name, "summary": summary}
-    operation["responses"] = {"200": good, **_errors()}
+    operation["responses"] = {"200": good, **_errors(path)}
     if "{id}" in path:
         schema = {"type": "string"}
         operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": schema}]
@@ -78,7 +112,7 @@ def _operation(path: str, name: str, summary: str, body: Body, answer: Body) -> 
     if body is not None:
         content = _content("", body)["content"]
         operation["requestBody"] = {"required": True, "content": content}
-    if answer in (responses.Completion, responses.Chat):
+    if body is not None and issubclass(body, Generation):
         good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
         good["headers"] = {"x-kvrelay-path": {"schema": {"enum": ["disaggregated", "local"]}}}
     return operation
@@ -91,9 +125,12 @@ def _content(description: str, model: Body) -> dict[str, Any]:
     return {"description": description, "content": {media: {"schema": schema}}}
 
 
-def _errors() -> dict[str, Any]:
-    """Returns a response for each HTTP status that an error can have."""
+def _errors(path: str) -> dict[str, Any]:
+    """Returns a response for each HTTP status that an error of the route can have."""
     texts = dict(_HTTP_ERRORS)
+    anthropic = is_anthropic(path)
     for code in Code:
-        texts.setdefault(code.http_status, code.openai_type)
-    return {str(status): _content(text, responses.Error) for status, text in sorted(texts.items())}
+        status = status_of(code) if anthropic else code.http_status
+        texts.setdefault(status, code.openai_type)
+    model = AnthropicError if anthropic else responses.Error
+    return {str(status): _content(text, model) for status, text in sorted(texts.items())}

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.http.connection import MAX_CONNECTIONS
-from router.api.http.errors import error_response
+from router.api.http.errors import error_response, new_request_id
 from router.frontend.waiting_room import WaitingRoom
 
 # Limit on concurrent requests of one tenant, so that no tenant takes all connections.
@@ -63,4 +63,4 @@ class HttpPace:
             "this router; wait until some have ended, or use another router",
             retry_after_s=1.0,
         )
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope["path"], new_request_id())(scope, receive, send)

@@ -63,7 +63,7 @@ def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
             "response_format has no json_schema; give an object with name and schema",
             field="response_format",
         )
-    return _schema(named["schema"])
+    return guidance_of_schema(named["schema"])
 
 
 def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
@@ -82,7 +82,7 @@ def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
         case "json", str(source):
             return Guidance("json_schema", source)
         case "json", dict(schema):
-            return _schema(schema)
+            return guidance_of_schema(schema)
         case "regex", str(source):
             return Guidance("regex", source)
         case "grammar", str(source):
@@ -124,7 +124,29 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         root = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
         if not use.parallel:
             root["maxItems"] = 1
-    return _schema(root | {"$defs": definitions})
+    return guidance_of_schema(root | {"$defs": definitions})
+
+
+def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:
+    """Returns the only grammar that the request gives, with the field that gives it: the use of
+    tools, or a field of `formats`. Raises InvalidArgument for several, and for one that leaves no
+    room for the calls that the model may make.
+    """
+    asked = {"tool_choice": guidance_of_tools(use)} | formats
+    found = {name: one for name, one in asked.items() if one is not None}
+    if len(found) > 1:
+        raise InvalidArgument(
+            f"{' and '.join(found)} each prescribe the answer; give one of them",
+            field=next(reversed(found)),
+        )
+    field, guidance = next(iter(found.items()), ("", None))
+    if guidance is not None and use is not None and use.mode == "auto":
+        raise InvalidArgument(
+            f"{field} prescribes the answer, so it cannot have calls; leave tools out, or set "
+            "tool_choice to none",
+            field=field,
+        )
+    return field, guidance
 
 
 def _parameters(function: Function) -> dict[str, Any]:
@@ -154,5 +176,6 @@ def _moved(schema: Any, to: str) -> Any:
     }
 
 
-def _schema(schema: Mapping[str, Any]) -> Guidance:
+def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:
+    """Returns the grammar of a JSON schema."""
     return Guidance("json_schema", json.dumps(schema, ensure_ascii=False))

@@ -1,13 +1,12 @@
-"""The assistant's message of one choice: its text, reasoning and tool calls as they grow."""
+"""What one choice of a chat says: its text, reasoning and tool calls as they grow. Each dialect
+renders it in its own shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import starmap
-from json.encoder import encode_basestring_ascii
-from typing import Any
 
 import xxhash
 
@@ -21,9 +20,6 @@ from router.frontend.answer_parsers.events import (
 )
 from router.frontend.answer_parsers.parser import AnswerParser
 
-# Characters that are parsed at once, with the cost of each for router.runtime.loop_slices.
-_AT_ONCE = 4096
-_COST = 8
 # Some templates accept only ids of nine letters and digits.
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9
@@ -37,102 +33,42 @@ class ChatAnswer:
         choice_id: str,
         parser: AnswerParser | None = None,
         parallel: bool = True,
-        forced: bool = False,
         calls_only: bool = False,
     ) -> None:
         """`choice_id`: distinguishes the ids of the calls from those of other answers. `parallel`:
-        whether calls after the first are kept. `forced`: whether the client named the function, so
-        that the call is not the model's reason to end. `calls_only`: whether text that is no call
-        is the rest of one that was cut off, and is dropped.
+        whether calls after the first are kept. `calls_only`: whether text that is no call is the
+        rest of one that was cut off, and is dropped.
         """
+        self.calls_only = calls_only
+        # Whether the answer has a call.
+        self.called = False
+        # Tokens of the responses that told reasoning.
+        self.reasoning_tokens = 0
         self._choice_id = choice_id
         self._parser = parser
         self._parallel = parallel
-        self._forced = forced
-        self._calls_only = calls_only
-        self._called = False
+        # Tokens of responses that have told nothing yet.
+        self._untold = 0
 
-    def delta(self, response: GenerateResponse) -> str:
-        """Returns the JSON members of the delta for the next response."""
-        members = ['"role":"assistant"'] if response.index == 0 else []
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self._parser is None
+
+    def hear(self, response: GenerateResponse) -> Sequence[Event]:
+        """Parses the next response. Returns what it says, in order."""
         if self._parser is None:
-            if response.text or response.token_ids:
-                members.append(f'"content":{encode_basestring_ascii(response.text)}')
-            return ",".join(members)
-        said = _Said()
-        self._hear(said, response.text, response.finish_reason is not None)
-        for name, text in (("reasoning_content", said.reasoning), ("content", said.content)):
-            if text.tell():
-                members.append(f'"{name}":{encode_basestring_ascii(text.getvalue())}')
-        if said.calls:
-            calls = ",".join(starmap(self._call_delta, said.calls.items()))
-            members.append(f'"tool_calls":[{calls}]')
-        return ",".join(members)
+            return (Content(response.text),) if response.text else ()
+        found = self._parser.push(response.text) if response.text else []
+        if response.finish_reason is not None:
+            found = [*found, *self._parser.finish()]
+        self._count(found, len(response.token_ids))
+        said = [one for one in found if self._kept(one)]
+        self.called = self.called or any(isinstance(one, CallStarted) for one in said)
+        return said
 
-    def finish_reason(self, response: GenerateResponse) -> str | None:
-        """Returns the finish reason of a response whose text has been parsed."""
-        if response.finish_reason == "stop" and self._called and not self._forced:
-            return "tool_calls"
-        return response.finish_reason
-
-    def message(self, text: str) -> Generator[int, None, dict[str, Any]]:
-        """Returns the message of a whole answer, in the steps of router.runtime.loop_slices."""
-        if self._parser is None:
-            return {"role": "assistant", "content": text}
-        said = _Said()
-        for start in range(0, max(1, len(text)), _AT_ONCE):
-            part = text[start : start + _AT_ONCE]
-            self._hear(said, part, last=start + _AT_ONCE >= len(text))
-            yield len(part) * _COST
-        content = said.content.getvalue()
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if said.reasoning.tell():
-            message["reasoning_content"] = said.reasoning.getvalue()
-        if said.calls:
-            message["tool_calls"] = self._calls(said.calls)
-        if said.calls or self._calls_only:
-            message["content"] = content or None
-        return message
-
-    def _hear(self, said: _Said, text: str, last: bool) -> None:
-        """Parses the next piece of the text."""
-        assert self._parser is not None, "without a parser there are no events"
-        self._add(said, self._parser.push(text) if text else [])
-        if last:
-            self._add(said, self._parser.finish())
-        self._called = self._called or bool(said.calls)
-
-    def _add(self, said: _Said, events: Sequence[Event]) -> None:
-        for event in events:
-            match event:
-                case Content(text) if not self._calls_only:
-                    said.content.write(text)
-                case Reasoning(text):
-                    said.reasoning.write(text)
-                case CallStarted(index, name) if self._parallel or not index:
-                    said.calls[index] = _Call(name)
-                case CallArguments(index, text) if self._parallel or not index:
-                    said.calls.setdefault(index, _Call()).arguments.append(text)
-
-    def _call_delta(self, index: int, call: _Call) -> str:
-        function = f'"arguments":{encode_basestring_ascii("".join(call.arguments))}'
-        if call.name is None:
-            return f'{{"index":{index},"function":{{{function}}}}}'
-        function = f'"name":{encode_basestring_ascii(call.name)},{function}'
-        head = f'"id":"{self._id(index)}","type":"function"'
-        return f'{{"index":{index},{head},"function":{{{function}}}}}'
-
-    def _calls(self, calls: dict[int, _Call]) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": self._id(index),
-                "type": "function",
-                "function": {"name": one.name, "arguments": "".join(one.arguments)},
-            }
-            for index, one in calls.items()
-        ]
-
-    def _id(self, index: int) -> str:
+    def call_id(self, index: int) -> str:
+        """Returns the id of the call `index`."""
         number = xxhash.xxh3_64_intdigest(f"{self._choice_id}-{index}".encode())
         letters = []
         for _ in range(_ID_LENGTH):
@@ -140,21 +76,95 @@ class ChatAnswer:
             letters.append(_ID_LETTERS[letter])
         return "".join(letters)
 
+    def _kept(self, event: Event) -> bool:
+        if isinstance(event, CallStarted | CallArguments):
+            return self._parallel or not event.index
+        return not (self.calls_only and isinstance(event, Content))
+
+    def _count(self, said: Sequence[Event], tokens: int) -> None:
+        """Counts the tokens of a response, and of those before it that told nothing. They belong to
+        reasoning in proportion to its characters.
+        """
+        self._untold += tokens
+        if not said:
+            return
+        thought = sum(len(one.text) for one in said if isinstance(one, Reasoning))
+        if thought:
+            told = sum(len(one.name if isinstance(one, CallStarted) else one.text) for one in said)
+            self.reasoning_tokens += round(self._untold * thought / told)
+        self._untold = 0
+
 
 @dataclass(slots=True)
-class _Call:
-    """A part of a call."""
+class Part:
+    """A part of a message: consecutive text, consecutive reasoning, or a call with its
+    arguments.
+    """
 
-    # None if the call started earlier.
-    name: str | None = None
-    arguments: list[str] = field(default_factory=list)
+    kind: type[Content] | type[Reasoning] | type[CallStarted]
+    # Of a call.
+    index: int = 0
+    name: str = ""
+    _text: StringIO = field(default_factory=StringIO)
+
+    @property
+    def text(self) -> str:
+        """The text, the reasoning, or the arguments."""
+        return self._text.getvalue()
+
+    def write(self, text: str) -> None:
+        """Adds text."""
+        self._text.write(text)
 
 
-class _Said:
-    """What a part of an answer says."""
+class Parts:
+    """The parts of a growing message, in their order. They do not depend on where the answer was
+    cut into responses.
+    """
 
     def __init__(self) -> None:
-        self.content = StringIO()
-        self.reasoning = StringIO()
-        # By index.
-        self.calls: dict[int, _Call] = {}
+        self._parts: list[Part] = []
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def last(self) -> Part:
+        """The part that grows."""
+        return self._parts[-1]
+
+    def add(self, said: Iterable[Event]) -> None:
+        """Adds what was said."""
+        for event in said:
+            if self.begins(event):
+                self.begin(event)
+            if not isinstance(event, CallStarted):
+                self.last.write(event.text)
+
+    def begins(self, event: Event) -> bool:
+        """Whether the event begins a part."""
+        if isinstance(event, CallStarted) or not self._parts:
+            return True
+        return not isinstance(event, CallArguments) and self.last.kind is not type(event)
+
+    def begin(self, event: Event) -> None:
+        """Begins the part of the event."""
+        match event:
+            case CallStarted(index, name):
+                self._parts.append(Part(CallStarted, index, name))
+            case Content() | Reasoning():
+                self._parts.append(Part(type(event)))
+            case CallArguments():
+                raise AssertionError("arguments follow the start of their call")
+
+    def texts(self, kind: type[Content] | type[Reasoning]) -> str:
+        """Returns all text of the kind."""
+        return "".join(one.text for one in self._parts if one.kind is kind)
+
+    @property
+    def calls(self) -> list[Part]:
+        """The calls."""
+        return [one for one in self._parts if one.kind is CallStarted]

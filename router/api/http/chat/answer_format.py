@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvrelay.errors import InvalidArgument
 from router.api.http.chat.answer import ChatAnswer
 from router.api.http.chat.tool_use import ToolUse
-from router.api.http.requests import Completion
+from router.api.http.completion import Completion
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, ToolFormat
 from router.frontend.answer_parsers.named_call import NamedCallParser
 from router.frontend.answer_parsers.parser import AnswerParser
@@ -29,6 +29,8 @@ class AnswerFormat:
         self._use = completion.tool_use
         self._tools = None if self._use is None else _tool_format(self._use, text)
         self._reasoning = text.reasoning if completion.chat else None
+        # A grammar binds the answer from its first token on, so the answer does not go on thinking.
+        self._bound = completion.requests[0].sampling.guidance is not None
 
     def applied(self, completion: Completion) -> Completion:
         """Returns the request with the tools for the chat template and the markers to keep."""
@@ -47,7 +49,6 @@ class AnswerFormat:
                 f"{request_id}-{number}",
                 self._parser(one.request.token_ids),
                 parallel=self._use is None or self._use.parallel,
-                forced=self._use is not None and self._use.named is not None,
                 calls_only=self._use is not None and self._use.mode == "required",
             )
             for number, one in enumerate(streams)
@@ -57,7 +58,9 @@ class AnswerFormat:
         tools = self._call_parser()
         if self._reasoning is None:
             return tools
-        begun = self._reasoning.begun(self._text.with_special_tokens(prompt[-_TAIL:]))
+        begun = not self._bound and self._reasoning.begun(
+            self._text.with_special_tokens(prompt[-_TAIL:])
+        )
         return ReasoningSplitter(tools, self._reasoning, begun)
 
     def _call_parser(self) -> AnswerParser | None:

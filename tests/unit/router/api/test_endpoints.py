@@ -36,6 +36,9 @@ CLIENT_PATHS = {
     "/v1/models/demo",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
     "/tokenize",
     "/detokenize",
 }
@@ -83,8 +86,17 @@ def check_refusal(response: httpx.Response, status: int, kind: str, has_body: bo
     assert response.headers["x-request-id"]
     if has_body:
         error = response.json()["error"]
-        assert (error["type"], error["code"], error["param"]) == (kind, status, None)
+        if response.url.path.startswith("/v1/messages"):
+            assert (response.json()["type"], error["type"]) == ("error", kind)
+        else:
+            assert (error["type"], error["code"], error["param"]) == (kind, status, None)
         assert "kvr_" not in error["message"]
+
+
+async def test_a_token_may_come_in_the_header_of_anthropics_clients(cluster: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.router.http, timeout=60) as http:
+        response = await http.get("/v1/models", headers={"x-api-key": cluster.client})
+    assert response.status_code == 200
 
 
 async def test_every_route_refuses_who_has_no_token_or_the_wrong_one(cluster: Cluster) -> None:
@@ -105,7 +117,11 @@ async def test_every_route_refuses_who_has_no_token_or_the_wrong_one(cluster: Cl
                 {"authorization": f"Basic {cluster.client}"},
                 {"authorization": "Bearer"},
                 {"authorization": "Bearer " + "x" * 5000},
-                {"x-api-key": cluster.client},
+                {"x-api-key": stranger},
+                {"x-api-key": f"Bearer {cluster.client}"},
+                # The header authorization counts where both are sent.
+                {"x-api-key": cluster.client} | bearer(stranger),
+                [("x-api-key", cluster.client), ("x-api-key", cluster.client)],
                 [
                     ("authorization", f"Bearer {cluster.client}"),
                     ("authorization", f"Bearer {stranger}"),

@@ -26,6 +26,7 @@ class Words:
     """A sink whose tokens are their numbers."""
 
     stopped = False
+    stop_string: str | None = None
 
     def push(self, token_id: int) -> str:
         return f" {token_id}"

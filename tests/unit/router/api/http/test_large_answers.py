@@ -5,13 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from router.api.http.openai import _ONE_PART_BYTES, _JsonParts
+from router.api.http.sending import _ONE_PART_BYTES, JsonParts
 
 
 @pytest.mark.parametrize("size", [1, _ONE_PART_BYTES // 8, _ONE_PART_BYTES])
 async def test_parts_are_one_body(size: int) -> None:
     parts = [b'["', *(bytes([97 + number]) * size for number in range(8)), b'"]']
-    app = _JsonParts(parts, {"x-kvrelay-path": "local"})
+    app = JsonParts(parts, {"x-kvrelay-path": "local"})
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
         response = await http.get("/")

@@ -18,8 +18,8 @@ from support.router_harness import DEMO, RouterHarness, running_router
 import kvrelay
 from kvrelay import sampling_limits
 from kvrelay.tokenizer.tokenizer import Tokenizer
-from router.api.http.openai import _EventStream
-from router.api.http.requests import parse_completion
+from router.api.http.dialects.openai.requests import parse_completion
+from router.api.http.sending import EventStream
 from router.frontend.tokenization import Text
 
 PROMPT = list(range(10, 50))
@@ -434,7 +434,7 @@ async def test_a_stream_whose_start_cannot_be_sent_is_cancelled() -> None:
         return {"type": "http.disconnect"}
 
     choices = Recorded()
-    response = _EventStream(choices, events())  # type: ignore[arg-type]
+    response = EventStream(choices, events())  # type: ignore[arg-type]
     with pytest.raises((OSError, ClientDisconnect)):
         await response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, lost)  # type: ignore[arg-type]
     assert choices.cancelled

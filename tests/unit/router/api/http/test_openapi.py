@@ -11,8 +11,10 @@ import pytest
 from support.router_harness import running_router
 
 from kvrelay.errors import InvalidArgument
+from router.api.http.dialects.anthropic.requests import parse_count_tokens, parse_messages
+from router.api.http.dialects.openai.requests import parse_chat, parse_completion
+from router.api.http.dialects.responses.requests import parse_response
 from router.api.http.openapi import describe
-from router.api.http.requests import parse_chat, parse_completion
 
 DESCRIPTION = describe("1.2.3")
 
@@ -27,6 +29,7 @@ def test_every_schema_is_one() -> None:
 
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "x"}]}
+MESSAGES_BODY = CHAT_BODY | {"max_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,9 @@ CHAT_BODY = {"messages": [{"role": "user", "content": "x"}]}
     [
         (parse_completion, {"prompt": "x"}, "CompletionRequest"),
         (parse_chat, CHAT_BODY, "ChatRequest"),
+        (parse_messages, MESSAGES_BODY, "MessagesRequest"),
+        (parse_count_tokens, CHAT_BODY, "CountTokensRequest"),
+        (parse_response, {"input": "x"}, "ResponsesRequest"),
     ],
 )
 @pytest.mark.parametrize("wrong", [{"a": 1}, "text", [[]], 1.5, True])
@@ -82,6 +88,11 @@ async def test_answers_are_as_described() -> None:
         for path, body, name in (
             ("/v1/completions", prompt, "Completion"),
             ("/v1/chat/completions", CHAT_BODY | {"max_tokens": 4, "logprobs": True}, "Chat"),
+            ("/v1/messages", MESSAGES_BODY, "AnthropicMessage"),
+            ("/v1/messages", CHAT_BODY, "AnthropicError"),
+            ("/v1/messages/count_tokens", CHAT_BODY, "CountedTokens"),
+            ("/v1/responses", {"input": "x", "max_output_tokens": 4}, "ModelResponse"),
+            ("/v1/responses", {"input": 5}, "Error"),
             ("/tokenize", {"prompt": "Once", "return_token_strs": True}, "Tokens"),
             ("/detokenize", {"tokens": [9, 10]}, "Text"),
             ("/v1/completions", {"prompt": 5}, "Error"),

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
-from router.api.http.requests import (
-    object_steps,
+from router.api.http.dialects.openai.requests import (
     parse_chat,
     parse_completion,
     parse_detokenize,
     parse_tokenize,
 )
+from router.api.http.json_parser import object_steps
 
 
 def load_json(body: bytes) -> Any:

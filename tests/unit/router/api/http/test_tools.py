@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.router_harness import DEMO, RouterHarness, running_router
+from support.chat_models import TEMPLATE, demo_with, prompts, says
+from support.router_harness import RouterHarness, running_router
 
 from kvrelay.messages import Prefill, RunLocal
-from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.requests import Guidance
 
-TEMPLATE = """\
-{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
-Write <tool_call>{"name": "...", "arguments": {...}}</tool_call> to call one.{% endif %}
-{%- if style %}<style>{{ style }}</style>{% endif %}
-{%- if reasoning_effort %}<effort>{{ reasoning_effort }}</effort>{% endif %}
-{%- for message in messages %}<{{ message.role }}>
-{%- if message.content is not none %}{{ message.content }}{% endif %}
-{%- for call in message.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": \
-{{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}<assistant>"""
-TOKENIZER = Tokenizer.load(DEMO)
 WEATHER = {
     "type": "function",
     "function": {
@@ -44,14 +33,6 @@ CALLS = (
 )
 
 
-def demo_with(template: str, parent: Path) -> str:
-    """A folder with the demo model and this chat template."""
-    folder = parent / "demo"
-    shutil.copytree(DEMO, folder)
-    (folder / "chat_template.jinja").write_text(template)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return demo_with(TEMPLATE, tmp_path_factory.mktemp("models"))
@@ -67,20 +48,6 @@ async def router(folder: str) -> AsyncIterator[RouterHarness]:
 async def client(router: RouterHarness) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{router.http}/v1", api_key="none") as client:
         yield client
-
-
-def says(router: RouterHarness, text: str) -> None:
-    router.say(TOKENIZER.encode(text, add_special_tokens=False))
-
-
-def prompts(router: RouterHarness) -> list[str]:
-    """The texts of the prompts that workers got."""
-    return [
-        TOKENIZER.decode(command.spec.token_ids[: command.spec.prompt_len])
-        for server in router.workers.values()
-        for command in server.worker.commands
-        if isinstance(command, Prefill | RunLocal)
-    ]
 
 
 async def message(

@@ -20,6 +20,12 @@ class PromptDetails(BaseModel):
     cached_tokens: Count
 
 
+class CompletionDetails(BaseModel):
+    """Details of `completion_tokens`."""
+
+    reasoning_tokens: Count
+
+
 class Usage(BaseModel):
     """Token counts of all choices. Each prompt counts once."""
 
@@ -27,6 +33,7 @@ class Usage(BaseModel):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | Absent = Field(None, description="Of chats.")
 
 
 class Account(BaseModel):

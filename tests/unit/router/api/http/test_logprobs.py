@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.types.requests import TokenLogprobs
-from router.api.http.responses import chat_logprobs
+from router.api.http.logprobs import chat_logprobs
 
 
 @given(st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=6))

@@ -1,16 +1,10 @@
-"""OpenAI's request bodies as pydantic models. Their JSON schema is part of /openapi.json.
-
-The models check types, lengths of lists and ranges of numbers. `router.frontend.validation` checks
-texts, and bounds that depend on the served model, for HTTP and gRPC alike. The schema states the
-bounds of texts too: `WithJsonSchema` marks them.
-"""
+"""OpenAI's request bodies as pydantic models. Their JSON schema is part of /openapi.json."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -24,9 +18,17 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from kvrelay import sampling_limits
-from kvrelay.sampling_limits import INT32, LIMITS, MAX_BIAS, MAX_LOGIT_BIAS, MAX_LOGPROBS
+from kvrelay.sampling_limits import INT32, MAX_BIAS, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from kvrelay.types.requests import SamplingParams
 from router.api.http.chat.models import Messages, Text, ToolChoice, Tools, at_most
+from router.api.http.common_fields import (
+    Generation,
+    Request,
+    TemplateVariables,
+    flag,
+    sampling,
+    text,
+)
 from router.api.http.json_parser import MAX_INTEGERS
 from router.api.http.structured_output import ResponseFormat, StructuredOutputs
 from router.frontend import validation
@@ -34,19 +36,6 @@ from router.frontend import validation
 # Limit on prompts times n in one request.
 MAX_CHOICES = 64
 _DEFAULTS = SamplingParams()
-
-
-def _sampling(name: str, says: str | None = None, **bounds: float | None) -> Any:
-    """Returns an optional sampling field: the bounds of LIMITS unless given, and the default that
-    SamplingParams has.
-    """
-    limits: dict[str, Any] = {"ge": LIMITS[name].least, "le": LIMITS[name].most} | bounds
-    extra = {"default": getattr(_DEFAULTS, name)}
-    return Field(None, description=says, json_schema_extra=extra, **limits)
-
-
-def _flag(says: str) -> Any:
-    return Field(False, description=says)
 
 
 def _bias_keys(value: object) -> object:
@@ -69,13 +58,8 @@ def _prompt_kind(value: object) -> str | None:
     return "<ids>" if isinstance(first, int) else None
 
 
-def _text(**bounds: int | str) -> WithJsonSchema:
-    """States bounds that router.frontend.validation checks."""
-    return WithJsonSchema({"type": "string", **bounds})
-
-
 # Labels in angle brackets name an alternative in pydantic's errors. They are not shown to clients.
-StopText = Annotated[str, _text(minLength=1, maxLength=validation.MAX_STOP_LENGTH)]
+StopText = Annotated[str, text(minLength=1, maxLength=validation.MAX_STOP_LENGTH)]
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 TokenIds = Annotated[list[TokenId], at_most(MAX_INTEGERS, least=1)]
 Prompts = Annotated[
@@ -89,10 +73,6 @@ Prompts = Annotated[
         custom_error_message="it must be text, token ids, or a list of either, and not empty",
     ),
 ]
-RequestId = Annotated[
-    str, _text(maxLength=validation.MAX_REQUEST_ID, pattern="^([!-~]([ -~]*[!-~])?)?$")
-]
-CacheSalt = Annotated[str, _text(minLength=1, maxLength=validation.MAX_CACHE_SALT)]
 LogitBias = Annotated[
     dict[str, float],
     BeforeValidator(_bias_keys),
@@ -107,37 +87,18 @@ LogitBias = Annotated[
 ]
 
 
-def _milliseconds(says: str) -> Any:
-    return Field(gt=0, le=validation.MAX_SLO_MS, allow_inf_nan=False, description=says)
-
-
-class SloOptions(TypedDict):
-    """Latencies to aim for, in milliseconds."""
-
-    ttft_ms: NotRequired[Annotated[float | None, _milliseconds("Time to first token.")]]
-    itl_ms: NotRequired[Annotated[float | None, _milliseconds("Time between two tokens.")]]
-
-
 class StreamOptions(TypedDict):
     """What a stream reports besides the answer."""
 
     include_usage: NotRequired[
-        Annotated[bool | None, _flag("A last chunk without choices carries the usage.")]
+        Annotated[bool | None, flag("A last chunk without choices carries the usage.")]
     ]
     continuous_usage_stats: NotRequired[
-        Annotated[bool | None, _flag("Each chunk carries the usage of its choice so far.")]
+        Annotated[bool | None, flag("Each chunk carries the usage of its choice so far.")]
     ]
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    model: str | None = Field(
-        None, description="The id that /v1/models returns. Default: the served model."
-    )
-
-
-class _Generation(_Request):
+class _Generation(Generation):
     max_tokens: int | None = Field(
         None,
         ge=1,
@@ -145,7 +106,7 @@ class _Generation(_Request):
         f"{_DEFAULTS.max_tokens}.",
     )
     n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="Choices for each prompt.")
-    stream: bool | None = _flag("Send server-sent events; the last is [DONE].")
+    stream: bool | None = flag("Send server-sent events; the last is [DONE].")
     stream_options: StreamOptions | None = None
     stop: (
         Annotated[StopText, Tag("<one>")]
@@ -155,38 +116,16 @@ class _Generation(_Request):
     stop_token_ids: Annotated[list[TokenId], at_most(sampling_limits.MAX_STOP_TOKENS)] | None = (
         Field(None, description="The answer ends after any of these.")
     )
-    ignore_eos: bool | None = _flag("Continue past the end of the sequence, to max_tokens.")
+    ignore_eos: bool | None = flag("Continue past the end of the sequence, to max_tokens.")
     min_tokens: int | None = Field(
         0, ge=0, le=INT32, description="The answer does not end before this number of tokens."
     )
-    temperature: float | None = _sampling(
-        "temperature", f"Below {sampling_limits.LEAST_TEMPERATURE:g}, sampling is greedy."
-    )
-    top_p: float | None = _sampling("top_p", ge=None, gt=0)
-    top_k: int | None = _sampling("top_k", "0 and -1 are off.", ge=-1)
-    min_p: float | None = _sampling("min_p")
-    presence_penalty: float | None = _sampling("presence_penalty")
-    frequency_penalty: float | None = _sampling("frequency_penalty")
-    repetition_penalty: float | None = _sampling("repetition_penalty", "1 is off.")
-    seed: int | None = Field(
-        None,
-        ge=0,
-        le=sampling_limits.MAX_SEED,
-        description="The same seed gives the same answers. The first choice of a prompt uses it; "
-        "the seeds of the others are derived from it.",
-    )
+    min_p: float | None = sampling("min_p")
+    presence_penalty: float | None = sampling("presence_penalty")
+    frequency_penalty: float | None = sampling("frequency_penalty")
+    repetition_penalty: float | None = sampling("repetition_penalty", "1 is off.")
     logit_bias: LogitBias | None = Field(
         None, description="Token id to the number that is added to its logit."
-    )
-    request_id: RequestId | None = Field(
-        None, description="Takes precedence over the header x-request-id."
-    )
-    priority: int | None = Field(0, ge=-INT32 - 1, le=INT32, description="Lower goes first.")
-    cache_salt: CacheSalt | None = Field(
-        None,
-        description="Requests share cached prompts only with requests of the same tenant and salt. "
-        "Use a random, secret salt to keep other users from learning about earlier prompts from "
-        "cached_tokens or from the time to the first token.",
     )
     response_format: ResponseFormat | None = Field(
         None, description="The answer is text, any JSON object, or JSON of a schema."
@@ -196,11 +135,7 @@ class _Generation(_Request):
         description="What the answer follows: a schema, a regular expression, a choice of "
         "texts, or a grammar.",
     )
-    slo: SloOptions | None = Field(
-        None,
-        description="Latencies to aim for, if larger than those of the cluster.",
-    )
-    return_token_ids: bool | None = _flag("Choices carry token_ids.")
+    return_token_ids: bool | None = flag("Choices carry token_ids.")
 
 
 class CompletionRequest(_Generation):
@@ -208,27 +143,24 @@ class CompletionRequest(_Generation):
 
     prompt: Prompts
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Equal to n.")
-    echo: bool | None = _flag("The text of a choice begins with its prompt.")
+    echo: bool | None = flag("The text of a choice begins with its prompt.")
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Number of most likely tokens to report."
     )
 
 
-class ChatRequest(_Generation):
+class ChatRequest(_Generation, TemplateVariables):
     """Body of /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: int | None = Field(
         None, ge=1, description="Takes precedence over max_tokens."
     )
-    logprobs: bool | None = _flag("Report the logprobs of the answer's tokens.")
+    logprobs: bool | None = flag("Report the logprobs of the answer's tokens.")
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Default: auto with tools, else none.")
     parallel_tool_calls: bool | None = Field(
         True, description="Whether an answer may have several calls."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further variables of the model's chat template."
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         Field(None, description="A variable of the chat template.")
@@ -241,7 +173,7 @@ class ChatRequest(_Generation):
     )
 
 
-class TokenizeRequest(_Request):
+class TokenizeRequest(Request):
     """Body of /tokenize: a prompt or messages."""
 
     model_config = ConfigDict(
@@ -253,10 +185,10 @@ class TokenizeRequest(_Request):
     add_special_tokens: bool | None = Field(
         True, description="Of a prompt. A chat template writes special tokens itself."
     )
-    return_token_strs: bool | None = _flag("Add token_strs, each token's spelling.")
+    return_token_strs: bool | None = flag("Add token_strs, each token's spelling.")
 
 
-class DetokenizeRequest(_Request):
+class DetokenizeRequest(Request):
     """Body of /detokenize."""
 
     tokens: Annotated[list[TokenId], at_most(MAX_INTEGERS)]

@@ -1,0 +1,198 @@
+"""Handlers of the HTTP routes. Every dialect of the routes that generate text is served alike."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import kvrelay
+from kvrelay.clock import Clock
+from kvrelay.errors import InvalidArgument
+from router.api.http.body import Bodies
+from router.api.http.chat.answer_format import AnswerFormat
+from router.api.http.choices import Choices
+from router.api.http.dialects.anthropic.requests import parse_count_tokens
+from router.api.http.dialects.anthropic.response_models import CountedTokens
+from router.api.http.dialects.dialect import Dialect, Head, Opened
+from router.api.http.dialects.openai.requests import (
+    chat_messages,
+    parse_detokenize,
+    parse_tokenize,
+)
+from router.api.http.dialects.openai.response_models import Model, Models, Text, Version
+from router.api.http.errors import Handler
+from router.api.http.openapi import describe
+from router.api.http.sending import EventStream, JsonParts, events, unless_gone
+from router.api.http.tokenized import tokenized_steps
+from router.frontend.frontend import Frontend
+from router.frontend.tokenization import TokenBound
+from router.frontend.validation import check_messages, check_model, check_text, check_token_ids
+from router.observability.exposition import Exposition
+from router.observability.metrics import Metrics
+from router.observability.tenant_metrics import TenantMetrics
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
+
+# Limit on the tokens of one request to /tokenize or /detokenize. A longer context raises it.
+MAX_CONVERTED = 2**17
+
+
+class HttpEndpoint:
+    """Handlers of the HTTP routes. They raise KvRelayErrors, which `typed` answers."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        driver: Driver,
+        metrics: Metrics,
+        tenant_metrics: TenantMetrics,
+        clock: Clock,
+        slices: LoopSlices,
+    ) -> None:
+        self._frontend = frontend
+        self._driver = driver
+        self._exposition = Exposition(metrics.registry, tenant_metrics, clock)
+        self._clock = clock
+        self._slices = slices
+        self._bodies = Bodies(slices)
+        self._started = int(time.time())
+
+    def generating(self, dialect: Dialect) -> Handler:
+        """Returns the handler of a route that generates text."""
+
+        async def handle(request: Request) -> Response:
+            return await self._generate(request, dialect)
+
+        return handle
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models: the list of the served model."""
+        return JSONResponse(Models(data=[self._model()]).model_dump())
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/ID. Raises NotFound for another model."""
+        check_model(request.path_params["id"], self._frontend.card)
+        return JSONResponse(self._model().model_dump())
+
+    def _model(self) -> Model:
+        return Model(
+            id=self._frontend.card.info.id,
+            root=self._frontend.card.info.id,
+            created=self._started,
+            max_model_len=self._frontend.max_model_len,
+            vocab_size=self._frontend.card.vocab_size,
+        )
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return JSONResponse(Version(version=kvrelay.__version__).model_dump())
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: the OpenAPI description."""
+        return JSONResponse(describe(kvrelay.__version__))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize. Counts as a request in the tenant's rate limit."""
+        tenant = request.state.tenant
+        self._frontend.limits.check_request(tenant, self._clock.now())
+        text = self._frontend.text
+        most = self._most_converted
+        bound = TokenBound(most, f"{most} are tokenized in one request")
+        async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
+            check_model(asked.model or "", self._frontend.card)
+            self._frontend.limits.take_request(tenant, self._clock.now())
+            if asked.prompt is None:
+                messages = chat_messages(asked.messages or [])
+                check_messages(messages)
+                tokens = await text.encode_chat(messages, tenant, bound)
+            else:
+                check_text("prompt", asked.prompt)
+                special = asked.add_special_tokens is not False
+                tokens = await text.encode(asked.prompt, special, tenant, bound)
+        spell = text.spell if asked.return_token_strs else None
+        steps = tokenized_steps(tokens, self._frontend.max_model_len, spell)
+        return Response(await self._slices.run(tenant, steps), media_type="application/json")
+
+    @property
+    def _most_converted(self) -> int:
+        """Limit on the tokens that one request may encode or decode."""
+        return max(self._frontend.max_model_len, MAX_CONVERTED)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens. Counts as a request in the tenant's rate limit."""
+        tenant = request.state.tenant
+        self._frontend.limits.check_request(tenant, self._clock.now())
+        text, most = self._frontend.text, self._most_converted
+        bound = TokenBound(most, f"{most} are counted in one request")
+        async with self._bodies.parsed(request, parse_count_tokens) as counted:
+            (asked,) = counted.requests
+            check_model(asked.model, self._frontend.card)
+            check_messages(asked.messages)
+            options = AnswerFormat(counted, text).applied(counted).chat_options
+            self._frontend.limits.take_request(tenant, self._clock.now())
+            tokens = await text.encode_chat(asked.messages, tenant, bound, options)
+        return JSONResponse(CountedTokens(input_tokens=len(tokens)).model_dump())
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize. Counts as a request in the tenant's rate limit."""
+        tenant = request.state.tenant
+        self._frontend.limits.check_request(tenant, self._clock.now())
+        async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (
+            model,
+            tokens,
+        ):
+            check_model(model, self._frontend.card)
+        if len(tokens) > self._most_converted:
+            raise InvalidArgument(
+                f"tokens has {len(tokens)} entries; at most {self._most_converted} are allowed "
+                "in one request",
+                field="tokens",
+            )
+        check_token_ids("tokens", tokens, self._frontend.card)
+        self._frontend.limits.take_request(tenant, self._clock.now())
+        prompt = await self._frontend.text.decode(tokens, tenant)
+        return JSONResponse(Text(prompt=prompt).model_dump())
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: the router's state, with status 200 if ready and 503 otherwise."""
+        state = self._driver.state
+        return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: the metrics that the caller's tenant may see, in Prometheus text format."""
+        return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
+
+    async def _generate(self, request: Request, dialect: Dialect) -> Response:
+        arrival = self._clock.now()
+        tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
+        self._frontend.check_caller(tenant)
+        async with self._bodies.parsed(request, dialect.parse) as completion:
+            form = AnswerFormat(completion, self._frontend.text)
+            choices = await Choices.open(
+                self._frontend, form.applied(completion), tenant, arrival, traceparent
+            )
+        completion = choices.completion
+        # The id has been checked.
+        request.state.request_id = completion.request_id
+        try:
+            head = Head(
+                id=dialect.id_prefix + request.state.request_id,
+                created=int(time.time()),
+                model=self._frontend.card.info.id,
+            )
+            echoes = await choices.echoes() if completion.echo else ()
+            answers = form.answers(head.id, choices.streams)
+            shape = dialect.shape(Opened(choices, head, echoes, answers))
+            if not completion.stream:
+                ends, logprobs = await unless_gone(request, choices.whole(shape.hear))
+                parts = await self._slices.run(tenant, shape.whole(ends, logprobs))
+                return JsonParts(parts, {"x-kvrelay-path": ends[0].path or ""})
+            # Before the first event, an error can still set the HTTP status.
+            await unless_gone(request, choices.begun())
+        except BaseException:
+            choices.cancel()
+            raise
+        return EventStream(choices, events(choices, shape, request.state.request_id))

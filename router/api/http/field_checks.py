@@ -1,0 +1,118 @@
+"""Checks the fields of a request body against the model of a dialect. Pure.
+
+A field that kvrelay does not support is an error if it would change the answer. Otherwise it is
+ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
+
+M = TypeVar("M", bound=BaseModel)
+
+# The router sets these values, under any name that other servers use. A client that could set them
+# would read other clients' data.
+_FORBIDDEN = {
+    *("chat_template", "lease_id", "worker_id", "nvext"),
+    *("kv_transfer_params", "ec_transfer_params", "disagg_prefill_dp_rank", "data_parallel_rank"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+}
+_TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
+# pydantic's words, and those of kvrelay's errors.
+_WORDS = {
+    "Input should": "it must",
+    "List should": "it must",
+    "Field required": "give it",
+    " after validation": "",
+    "Extra inputs are not permitted": "it is not known here; leave it out",
+    "valid dictionary": "object",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "valid ": "",
+    "a integer": "an integer",
+    "a object": "an object",
+}
+_REASONS = {
+    "it must be 'text'": "since this model takes text only",
+    "it must be 'custom'": "since tools of the server do not run here; describe a tool of the "
+    "client by name, description and input_schema",
+    "it must be 'function'": "since other kinds of tools are not supported",
+}
+# Shows a client's value at the cost of a few characters.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFields:
+    """The fields of a dialect that kvrelay does not support."""
+
+    # Fields that do not affect the tokens.
+    ignored: frozenset[str]
+    # The values that have no effect.
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    # What to do instead.
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, name: str, value: object) -> None:
+        """Raises the error of a field that is not in the dialect's model."""
+        if name in self.ignored or value is None:
+            return
+        if name in _FORBIDDEN:
+            raise PermissionDenied(f"{name} is not for clients to set; leave it out", field=name)
+        if name in _TENSORS:
+            raise Unimplemented(f"{name}: this model takes text and token ids only", field=name)
+        if name in self.refused:
+            raise InvalidArgument(f"{name} is not supported; {self.refused[name]}", field=name)
+        if name not in self.only:
+            raise InvalidArgument(
+                f"{name[:60]!r} is not a field that is known here; leave it out", field=name[:60]
+            )
+        if value not in self.only[name]:
+            allowed = "".join(f", or give {json.dumps(one)}" for one in self.only[name])
+            raise InvalidArgument(f"{name} is not supported; leave it out{allowed}", field=name)
+
+
+def validated(model: type[M], body: Mapping[str, Any], others: OtherFields) -> M:
+    """Returns the body as the model. Raises a KvRelayError that names the first bad field."""
+    fields = model.model_fields
+    for name, value in body.items():
+        if name not in fields:
+            others.check(name, value)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> KvRelayError:
+    """Returns the error of the value that is nested deepest. pydantic reports an error for each
+    alternative of a value, and the deepest is in the one that was meant.
+    """
+    vague = ("missing", "string_type")
+    wrong = max(
+        error.errors(include_url=False), key=lambda one: (len(one["loc"]), one["type"] not in vague)
+    )
+    field, *inner = (str(one) for one in wrong["loc"] if not str(one).startswith("<"))
+    where = field + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in inner)
+    told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
+    for old, new in _WORDS.items():
+        told = told.replace(old, new)
+    if told in _REASONS:
+        told = f"{told}, {_REASONS[told]}"
+    if wrong["type"] == "missing":
+        shown = "missing"
+    elif wrong["type"].startswith("too_"):
+        shown = f"a list of {len(wrong['input'])}"
+    # Another type of a part or tool is known to the client's API, and not here.
+    foreign = wrong["type"] == "literal_error" and wrong["loc"][-1] == "type"
+    kind = Unimplemented if foreign else InvalidArgument
+    return kind(f"{where} is {shown:.60}; {told}", field=field)
