@@ -77,7 +77,8 @@ class ReasoningItem(TypedDict):
 def _item_kind(item: object) -> str | None:
     if not isinstance(item, dict):
         return None
-    kind = item.get("type") or "message"
+    kind = item.get("type", "message")
+    kind = "message" if kind is None else kind
     return f"<{kind}>" if isinstance(kind, str) else None
 
 
@@ -146,7 +147,7 @@ class ResponsesRequest(Generation, TemplateVariables):
     input: Annotated[Text, Tag("<text>")] | Items
     instructions: str | None = Field(None, description="The system prompt.")
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Default: what the context holds."
+        None, ge=1, description="At most, and by default: what the context holds."
     )
     tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call."
