@@ -18,6 +18,8 @@ from router.frontend import validation
 
 # Bounds of OpenAI's `metadata`.
 _MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
 _MAX_INCLUDED = 16
 
 
@@ -141,6 +143,15 @@ class ReasoningOptions(TypedDict):
     ]
 
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=_MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=_MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=_MAX_METADATA),
+]
+
+
 class ResponsesRequest(Generation, TemplateVariables):
     """Body of /v1/responses."""
 
@@ -172,9 +183,7 @@ class ResponsesRequest(Generation, TemplateVariables):
     include: Annotated[list[str], at_most(_MAX_INCLUDED)] | None = Field(
         None, description="message.output_text.logprobs, and others without effect."
     )
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = Field(
-        None, description="Repeated in the answer."
-    )
+    metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="Without effect: input that is too long is an error."
     )
