@@ -339,6 +339,12 @@ cannot be served.
 - A 401 has `www-authenticate: Bearer`.
 - A 501 has `x-should-retry: false`, because OpenAI's clients retry after every 5xx.
 - Every response has `x-request-id`.
+- Errors of `/v1/messages` and below have Anthropic's shape instead ([HTTP API](http-api.md)): 503
+  becomes 529, 501 becomes 400, and the id is also in `request-id` and in the body.
+
+```json
+{{"type": "error", "error": {{"type": "invalid_request_error", "message": "…"}}, "request_id": "…"}}
+```
 """
 
 

@@ -1,4 +1,6 @@
-"""The HTTP endpoint: whatever is asked is answered in OpenAI's shape, and leaves nothing behind."""
+"""The HTTP endpoint: whatever is asked is answered in the shape of its dialect, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ from fuzz.parser import Feed, Parser
 from fuzz.rig import Rig, rig
 from fuzz.spoil import TEXTS, garbled, json_bytes, spoiled, text
 
+from router.api.http.dialects.anthropic.request_models import CountTokensRequest, MessagesRequest
 from router.api.http.dialects.openai.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from router.api.http.dialects.responses.request_models import ResponsesRequest
+from router.api.http.errors import is_anthropic
 
 STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429, 501, 504}
 _COMPLETION = {
@@ -76,6 +81,80 @@ _TOOLS = {
     "chat_template_kwargs": {"enable_thinking": False},
 }
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA, "strict": True}}
+_MESSAGES = {
+    "model": "demo",
+    "max_tokens": 8,
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "1",
+                    "content": [{"type": "text", "text": "done"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "b"},
+            ],
+        },
+    ],
+    "stop_sequences": ["x"],
+    "tools": [{"name": "f", "description": "d", "input_schema": _SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "metadata": {"user_id": "u"},
+    "top_k": 5,
+    "stream": True,
+}
+_ASKED = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 8,
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+}
+_RESPONSES = {
+    "model": "demo",
+    "instructions": "s",
+    "input": [
+        {"role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {
+            "type": "reasoning",
+            "id": "rs",
+            "summary": [{"type": "summary_text", "text": "r"}],
+            "content": [{"type": "reasoning_text", "text": "r"}],
+        },
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "done"},
+    ],
+    "max_output_tokens": 8,
+    "tools": [{"type": "function"} | _FUNCTION],
+    "tool_choice": {"type": "function", "name": "f"},
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "metadata": {"a": "b"},
+    "store": False,
+    "truncation": "auto",
+    "stream": True,
+}
+_INPUT = {
+    "input": "hello",
+    "max_output_tokens": 8,
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": _SCHEMA, "strict": True}},
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 1,
+}
 _BODIES: dict[str, list[Any]] = {
     "/v1/completions": [
         _COMPLETION,
@@ -91,6 +170,18 @@ _BODIES: dict[str, list[Any]] = {
         _TOOLS,
         _TOOLS | {"tool_choice": "auto", "stream": True},
         {"messages": _CHAT["messages"], "max_tokens": 8, "response_format": _FORMAT},
+    ],
+    "/v1/messages": [
+        _MESSAGES,
+        _ASKED,
+        _MESSAGES | {"tool_choice": {"type": "any"}, "stream": False},
+    ],
+    "/v1/messages/count_tokens": [_MESSAGES, _ASKED],
+    "/v1/responses": [
+        _RESPONSES,
+        _INPUT,
+        _INPUT | {"stream": True},
+        _RESPONSES | {"tool_choice": "required", "stream": False},
     ],
     "/tokenize": [
         {"prompt": "a", "add_special_tokens": True},
@@ -114,8 +205,13 @@ _FORBIDDEN = (
     "kv_transfer_params",
     "prompt_embeds",
     "suffix",
+    "previous_response_id",
+    "container",
 )
-_MODELS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_MODELS = (
+    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
+    *(MessagesRequest, CountTokensRequest, ResponsesRequest),
+)
 _WORDS = sorted({*(name for one in _MODELS for name in one.model_fields), *_FORBIDDEN})
 _HEADERS = (
     *(
@@ -211,11 +307,13 @@ async def _ask(made: Rig, data: bytes) -> int:
         await made.app(scope, receive, send)
     status: int = sent[0]["status"]
     content = b"".join(one.get("body", b"") for one in sent[1:])
-    _check(status, sent[0]["headers"], content, method)
+    _check(status, sent[0]["headers"], content, method, scope["path"])
     return status
 
 
-def _check(status: int, headers: list[tuple[bytes, bytes]], content: bytes, method: str) -> None:
+def _check(
+    status: int, headers: list[tuple[bytes, bytes]], content: bytes, method: str, path: str
+) -> None:
     assert status in STATUSES, f"{status}: {content[:500]!r}"
     for name, value in headers:
         assert not set(name + value) & set(b"\r\n\0"), (
@@ -224,13 +322,18 @@ def _check(status: int, headers: list[tuple[bytes, bytes]], content: bytes, meth
     if status >= 400 and method != "HEAD":
         error = _strict(content)["error"]
         assert error["message"]
-        assert error["code"] == status
+        if is_anthropic(path):
+            assert error["type"].endswith("_error") or error["type"] == "request_too_large"
+        else:
+            assert error["code"] == status
         assert len(content) < 4000, "an error that repeats too much of what was sent"
     if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
         for line in filter(None, content.decode().split("\n")):
-            assert line == "data: [DONE]" or "error" not in _strict(
-                line.removeprefix("data: ").encode()
-            )
+            if line == "data: [DONE]" or line.startswith("event: "):
+                continue
+            told = _strict(line.removeprefix("data: ").encode())
+            assert "error" not in told
+            assert told.get("type") not in ("error", "response.failed")
 
 
 def _strict(data: bytes) -> Any:

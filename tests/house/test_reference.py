@@ -13,8 +13,12 @@ import write_reference
 from docs_site import parts_of
 
 from kvrelay.cli.main import app
+from router.api.http.dialects.anthropic import requests as messages
+from router.api.http.dialects.anthropic.request_models import CountTokensRequest, MessagesRequest
 from router.api.http.dialects.openai import request_models
 from router.api.http.dialects.openai.requests import IGNORED
+from router.api.http.dialects.responses import requests as model_responses
+from router.api.http.dialects.responses.request_models import ResponsesRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "k8s/**/*.md", "benchmarks/README.md")
@@ -55,8 +59,10 @@ def test_every_http_field_is_described() -> None:
     models = (
         *(request_models.CompletionRequest, request_models.ChatRequest),
         *(request_models.TokenizeRequest, request_models.DetokenizeRequest),
+        *(MessagesRequest, CountTokensRequest, ResponsesRequest),
     )
-    names = {name for one in models for name in one.model_fields} | IGNORED
+    ignored = IGNORED | messages.IGNORED | model_responses.IGNORED
+    names = {name for one in models for name in one.model_fields} | ignored
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 

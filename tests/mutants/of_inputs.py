@@ -10,12 +10,14 @@ CHECKPOINT = "kvrelay/engine/model/checkpoint.py"
 BODY = "router/api/http/field_checks.py"
 PARSER = "router/api/http/json_parser.py"
 HTTP_BODY = "router/api/http/body.py"
+MESSAGES = "router/api/http/dialects/anthropic/requests.py"
 CHECKS = "router/frontend/validation.py"
 LIMITS = "kvrelay/sampling_limits.py"
 
 _CONFIG = ("unit/config/test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
 _JUNK = ("unit/state/test_registry.py::test_junk_is_skipped_with_one_warning",)
 _FOLDERS = ("unit/engine/model/test_loader.py::test_spoiled_folders_are_refused",)
+_ROUTES = "unit/router/api/http"
 _HTTP = ("unit/router/api/http/test_openai.py::test_errors_in_openais_shape",)
 _JSON = ("unit/router/api/http/test_openai.py::test_bodies_that_are_not_clean_json",)
 _BOUNDS = ("unit/router/api/http/test_json_parser.py::test_depth_and_numbers_are_bounded",)
@@ -363,5 +365,49 @@ MUTANTS = (
         "name: to + value[1:]",
         "name: value",
         ("unit/router/api/http/test_structured_output.py::test_references_of_a_tools_schema_hold",),
+    ),
+    Mutant(
+        "each role has its own blocks",
+        MESSAGES,
+        "if not _add_block(conversation, role, block):",
+        "if not (_add_block(conversation, role, block) or True):",
+        (f"{_ROUTES}/test_messages.py::test_bodies_that_are_refused",),
+    ),
+    Mutant(
+        "a line that differs in every request is no part of the prompt",
+        MESSAGES,
+        'if not one["text"].startswith(_BILLING)',
+        "if True",
+        (f"{_ROUTES}/test_messages.py::test_turns_become_messages",),
+    ),
+    Mutant(
+        "more tokens than the context holds are cut for clients that cannot know it",
+        "router/api/http/choices.py",
+        "if completion.cut_to_context:",
+        "if False:",
+        (f"{_ROUTES}/test_responses_client.py::test_a_limit_above_the_context_is_cut_to_it",),
+    ),
+    Mutant(
+        "an answer that a grammar binds does not go on thinking",
+        "router/api/http/chat/answer_format.py",
+        "begun = not self._bound and self._reasoning.begun(",
+        "begun = self._reasoning.begun(",
+        (f"{_ROUTES}/test_responses_client.py::test_a_bound_answer_is_no_thinking",),
+    ),
+    Mutant(
+        "the logprobs of a token that tells nothing yet are not lost",
+        "router/api/http/dialects/responses/shape.py",
+        "            self._untold.take(logprobs)",
+        "            self._scores.add(logprobs)",
+        (f"{_ROUTES}/test_responses_client.py::test_logprobs",),
+    ),
+    Mutant(
+        "tokens of a marker count with what it begins",
+        "router/api/http/chat/answer.py",
+        "        if not said:\n            return\n        thought",
+        "        thought",
+        (
+            f"{_ROUTES}/test_dialects.py::test_tokens_of_reasoning_are_those_of_the_responses_that_tell_it",
+        ),
     ),
 )

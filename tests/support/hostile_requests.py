@@ -86,6 +86,45 @@ def all_maxima(size: int) -> bytes:
     return json.dumps({"prompt": [1] * max(1, size // 3), **lists}).encode()
 
 
+def blocks(item: str, rest: str = "") -> Body:
+    """A turn of a conversation of Anthropic's dialect, with as many of these blocks as the size
+    and the parser's bounds allow.
+    """
+
+    def body(size: int) -> bytes:
+        number = max(1, min(size // (len(item) + 1), 2**16 // (item.count(":") + 2)))
+        turn = f'{{"role":"user","content":[{",".join([item] * number)}]}}'
+        return f'{{"max_tokens":2,"messages":[{turn}]{rest}}}'.encode()
+
+    return body
+
+
+def deep_input(size: int) -> bytes:
+    """The input of a call, of nested lists of integers."""
+    numbers = ",".join(["1"] * (size // 2))
+    call = (
+        f'{{"type":"tool_use","id":"1","name":"f","input":{{"a":{"[" * 50}{numbers}{"]" * 50}}}}}'
+    )
+    turns = f'{{"role":"assistant","content":[{call}]}},{{"role":"user","content":"x"}}'
+    return f'{{"max_tokens":2,"messages":[{turns}]}}'.encode()
+
+
+def repeated_instructions(size: int) -> bytes:
+    """Instructions that the answer would repeat."""
+    text = json.dumps("\N{LATIN SMALL LETTER E WITH ACUTE}" * (size // 2), ensure_ascii=False)
+    return f'{{"input":"x","max_output_tokens":2,"instructions":{text},"stream":true}}'.encode()
+
+
+def items(item: str) -> Body:
+    """Input items of a response."""
+
+    def body(size: int) -> bytes:
+        number = max(1, min(size // (len(item) + 1), 4096))
+        return f'{{"max_output_tokens":2,"input":[{",".join([item] * number)}]}}'.encode()
+
+    return body
+
+
 HTTP_BODIES: dict[str, tuple[str, Body]] = {
     "distinct keys": ("/v1/completions", distinct_keys),
     "integers": ("/v1/completions", lambda size: _items(PROMPT, b"1", size)),
@@ -125,6 +164,18 @@ HTTP_BODIES: dict[str, tuple[str, Body]] = {
     "another script": ("/v1/completions", text_of("\N{CJK UNIFIED IDEOGRAPH-4E2D}")),
     "a conversation": ("/v1/chat/completions", conversation),
     "all maxima": ("/v1/completions", all_maxima),
+    "text blocks": ("/v1/messages", blocks('{"type":"text","text":"a"}')),
+    "results": ("/v1/messages", blocks('{"type":"tool_result","tool_use_id":"1"}')),
+    "unknown blocks": ("/v1/messages", blocks('{"type":"image"}')),
+    "blocks to count": ("/v1/messages/count_tokens", blocks('{"type":"text","text":"a"}')),
+    "a deep call": ("/v1/messages", deep_input),
+    "calls": (
+        "/v1/responses",
+        items('{"type":"function_call","call_id":"1","name":"f","arguments":"{}"}'),
+    ),
+    "messages of the user": ("/v1/responses", items('{"role":"user","content":"a"}')),
+    "unknown items": ("/v1/responses", items('{"type":"computer_call"}')),
+    "instructions": ("/v1/responses", repeated_instructions),
     "texts to tokenize": ("/tokenize", lambda size: text_of("the dog ")(size)),
     "tokens to decode": ("/detokenize", lambda size: _items(b'{"tokens":', b"7", size)),
 }

@@ -101,7 +101,8 @@ def _refusal(error: ValidationError) -> KvRelayError:
     wrong = max(
         error.errors(include_url=False), key=lambda one: (len(one["loc"]), one["type"] not in vague)
     )
-    field, *inner = (str(one) for one in wrong["loc"] if not str(one).startswith("<"))
+    # A place may be a client's key of any length.
+    field, *inner = (str(one)[:60] for one in wrong["loc"] if not str(one).startswith("<"))
     where = field + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in inner)
     told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
     for old, new in _WORDS.items():

@@ -27,6 +27,8 @@ _TYPES = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
     _OVERLOADED: "overloaded_error",
 }
+# Clients that keep a conversation on the server send all of it after this error.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def status_of(code: Code) -> int:
@@ -36,7 +38,10 @@ def status_of(code: Code) -> int:
 
 def error_body(error: KvRelayError, request_id: str) -> Json:
     """Returns the error's body."""
-    return _body(error.message, status_of(error.code), request_id)
+    body = _body(error.message, status_of(error.code), request_id)
+    if error.field == "thread":
+        body["error"]["details"] = _NO_THREADS
+    return body
 
 
 def http_error_body(error: HTTPException, request_id: str) -> Json:

@@ -101,7 +101,7 @@ class Choice(TypedDict):
     """Which tools the answer calls."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: NotRequired[Annotated[str | None, Field(description="With type tool.")]]
+    name: NotRequired[Annotated[Name | None, Field(description="With type tool.")]]
     disable_parallel_tool_use: NotRequired[bool | None]
 
 

@@ -34,12 +34,13 @@ Json = Mapping[str, Any]
 IGNORED = {
     *("metadata", "service_tier", "inference_geo", "speed", "diagnostics", "cache_control"),
     *("betas", "anthropic_beta", "anthropic_version", "user_profile_id", "workspace_id"),
-    *("context_management", "compaction", "fallbacks", "fallback_credit_token", "billing_policy"),
+    *("context_management", "fallbacks", "fallback_credit_token", "billing_policy"),
 }
 _OTHERS = OtherFields(
     frozenset(IGNORED),
     only={"mcp_servers": ([],)},
     refused={
+        "compaction": "this router summarizes no conversations; leave it out",
         "container": "this router runs no server tools; leave it out",
         "prefill": "end messages with a turn of the user",
         "thread": "this router stores no conversations; send all turns in messages",
@@ -115,7 +116,7 @@ def parse_count_tokens(body: Json, request_id: str = "") -> Completion:
 
 _Request = MessagesRequest | CountTokensRequest
 # Clients count the body that they are going to send.
-_NOT_COUNTED = frozenset(IGNORED | (MessagesRequest.model_fields.keys()))
+_NOT_COUNTED = frozenset(IGNORED | {"compaction"} | MessagesRequest.model_fields.keys())
 
 
 def _messages(request: _Request) -> tuple[ChatMessage, ...]:

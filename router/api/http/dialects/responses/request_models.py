@@ -18,6 +18,8 @@ from router.frontend import validation
 
 # Bounds of OpenAI's `metadata`.
 _MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
 _MAX_INCLUDED = 16
 
 
@@ -77,7 +79,8 @@ class ReasoningItem(TypedDict):
 def _item_kind(item: object) -> str | None:
     if not isinstance(item, dict):
         return None
-    kind = item.get("type") or "message"
+    kind = item.get("type", "message")
+    kind = "message" if kind is None else kind
     return f"<{kind}>" if isinstance(kind, str) else None
 
 
@@ -140,13 +143,22 @@ class ReasoningOptions(TypedDict):
     ]
 
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=_MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=_MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=_MAX_METADATA),
+]
+
+
 class ResponsesRequest(Generation, TemplateVariables):
     """Body of /v1/responses."""
 
     input: Annotated[Text, Tag("<text>")] | Items
     instructions: str | None = Field(None, description="The system prompt.")
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Default: what the context holds."
+        None, ge=1, description="At most, and by default: what the context holds."
     )
     tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call."
@@ -171,9 +183,7 @@ class ResponsesRequest(Generation, TemplateVariables):
     include: Annotated[list[str], at_most(_MAX_INCLUDED)] | None = Field(
         None, description="message.output_text.logprobs, and others without effect."
     )
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = Field(
-        None, description="Repeated in the answer."
-    )
+    metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="Without effect: input that is too long is an error."
     )

@@ -82,6 +82,7 @@ def parse_response(body: Json, request_id: str = "") -> Completion:
             template_kwargs=template_kwargs(request.chat_template_kwargs, effort)
         ),
         guidance_field=field,
+        cut_to_context=True,
         repeated=_repeated(request),
     )
 

@@ -151,6 +151,32 @@ async def test_reasoning(tmp_path: Path, streamed: bool) -> None:
         assert "<thought>Rain?</thought>It rains.<user>Sure?" in prompts(router)[1]
 
 
+async def test_a_limit_above_the_context_is_cut_to_it(
+    router: RouterHarness, client: openai.AsyncOpenAI
+) -> None:
+    for server in router.workers.values():
+        server.worker.tokens_per_step = 256
+    found = await response(client, False, max_output_tokens=10**6)
+    assert (found.status, found.max_output_tokens) == ("incomplete", 10**6)
+    assert found.usage.total_tokens == 4096
+
+
+async def test_a_bound_answer_is_no_thinking(tmp_path: Path) -> None:
+    async with (
+        running_router(folder=demo_with(THINKING, tmp_path)) as router,
+        client_of(router) as client,
+    ):
+        says(router, CITY)
+        found = await client.responses.create(
+            model="demo",
+            input=QUESTION,
+            text={"format": {"type": "json_object"}},
+            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+        )
+        assert prompts(router)[0].rstrip().endswith("<think>")
+    assert found.output_text == CITY
+
+
 class City(pydantic.BaseModel):
     city: str
 
