@@ -16,7 +16,6 @@ from kvrelay.cli import (
     controller,
     demo,
     generate,
-    loadtest,
     pools,
     router,
     serve,
@@ -24,6 +23,7 @@ from kvrelay.cli import (
     token,
     verify,
 )
+from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvrelay.cli.loadtest_options import Load
+from kvrelay.cli.loadtest.options import Load
 from kvrelay.client.connection import Connection
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.measure import Run, measure

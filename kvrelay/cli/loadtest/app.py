@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli import loadtest_options as options
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.loadtest import options
 from kvrelay.cli.views import render
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def run(
     Example: kvrelay loadtest run --trace conversation.jsonl --length-scale 1/32 --duration 600
     --html run.html
     """
-    from kvrelay.cli.loadtest_run import Settings, run_test
+    from kvrelay.cli.loadtest.run import Settings, run_test
     from kvrelay.client.connection import Connection
     from kvrelay.loadtest.report.tables import report_table
     from kvrelay.loadtest.slo import parse_slos
@@ -202,7 +202,7 @@ def sweep(
     Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html
     sweep.html
     """
-    from kvrelay.cli.loadtest_run import Settings, run_sweep
+    from kvrelay.cli.loadtest.run import Settings, run_sweep
     from kvrelay.client.connection import Connection
     from kvrelay.loadtest.report.tables import sweep_table
     from kvrelay.loadtest.slo import parse_slos
