@@ -34,12 +34,12 @@ from hostile_attacks import CATALOGUE, Target
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvrelay
-from kvrelay.bench.environment import machine_name
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.config.tokens_file import digest_of, new_token
 from kvrelay.percentiles import percentile
 from kvrelay.process.child import bound_to_parent, send_signal
+from kvrelay.process.machine import processor_name
 
 POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
 # Requests per second of the victim.
@@ -285,7 +285,7 @@ def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Clust
 
 async def main(seconds: float, names: list[str]) -> None:
     """Runs the attacks and prints the table."""
-    print(f"{machine_name()}; {len(os.sched_getaffinity(0))} cores, one reserved for the router")
+    print(f"{processor_name()}; {len(os.sched_getaffinity(0))} cores, one reserved for the router")
     print(f"victim: {RATE:g} requests/s, {seconds:g} s per row\n")
     print(
         "| attack | victim TTFT p50, ms | p99, ms | p99 / p99 without attack | failed | "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from kvrelay.bench.reference_model import NAME, reference_model
 from kvrelay.errors import InvalidArgument, NotFound
@@ -20,15 +19,6 @@ def model_folder(model: str) -> str:
         return resolve_model(model)
     except NotFound as error:
         raise InvalidArgument(f"{error.message}, or {NAME!r}", field="model") from error
-
-
-def machine_name() -> str:
-    """Returns the name of the processor from /proc/cpuinfo."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        "unknown CPU",
-    )
 
 
 def first_cores(count: int) -> tuple[int, ...]:

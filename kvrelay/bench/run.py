@@ -14,13 +14,14 @@ from kvrelay.bench.cases import all_cases, quick_cases, that_fit
 from kvrelay.bench.cost import model_cost, shape_cost
 from kvrelay.bench.engine_bench import Measured, measure, tokens_beyond
 from kvrelay.bench.engine_process import KVRELAY, EngineProcess
-from kvrelay.bench.environment import first_cores, machine_name, model_folder
+from kvrelay.bench.environment import first_cores, model_folder
 from kvrelay.bench.gpu_limits import FULL, QUICK, measure_gpu_limits
 from kvrelay.bench.limits import Limits, measure_limits
 from kvrelay.bench.peers import peer_command
 from kvrelay.bench.reference_model import NAME
 from kvrelay.bench.report import EngineReport
 from kvrelay.engine.base.device import find_device
+from kvrelay.process.machine import processor_name
 from kvrelay.types.workers import POOLS, PoolName
 
 # Room beyond the largest batch: sequences end within blocks, and engines reserve some blocks.
@@ -162,4 +163,4 @@ def _core_limits(cores: tuple[int, ...], *, quick: bool) -> Limits:
 
 
 def _machine(options: Options) -> str:
-    return str(torch.cuda.get_device_name(options.device)) if options.on_gpu else machine_name()
+    return str(torch.cuda.get_device_name(options.device)) if options.on_gpu else processor_name()

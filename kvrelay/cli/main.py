@@ -13,6 +13,7 @@ from kvrelay.cli import (
     autoscale,
     bench,
     certs,
+    check,
     controller,
     demo,
     generate,
@@ -22,6 +23,7 @@ from kvrelay.cli import (
     status,
     token,
     verify,
+    version,
 )
 from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.errors import InvalidArgument, KvRelayError
@@ -38,6 +40,7 @@ app = typer.Typer(
 )
 for command in (
     serve.serve,
+    check.check,
     demo.demo,
     verify.verify,
     generate.generate,
@@ -49,6 +52,7 @@ for command in (
     router.router,
     controller.controller,
     certs.certs,
+    version.version,
 ):
     app.command()(command)
 app.add_typer(loadtest.app, name="loadtest")

@@ -72,3 +72,14 @@ def _address(text: str) -> tuple[str, int]:
     if not parts.hostname or "@" in text:
         raise ValueError(f"{text[:64]!r} is not the address of a Sentinel; give HOST or HOST:PORT")
     return parts.hostname, parts.port or _DEFAULT_PORT
+
+
+def without_password(url: str) -> str:
+    """Returns the URL with *** in place of its password, also of one in the query."""
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, at, hosts = authority.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    shown = f"{user}{colon}***" if colon else credentials
+    path = re.sub(r"(?<=password=)[^&]*", "***", path)
+    return f"{scheme}{separator}{shown}{at}{hosts}{slash}{path}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvrelay.config.listen import ENDPOINTS, ListenConfig, is_loopback
 from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
-from kvrelay.config.redis_url import Sentinels
+from kvrelay.config.redis_url import Sentinels, without_password
 from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.config.security import SecurityConfig
 from kvrelay.types.workers import POOLS, PoolName
@@ -194,6 +194,12 @@ class ClusterConfig(Section):
     def pool(self, name: PoolName) -> PrefillConfig | DecodeConfig:
         """Returns the section of a pool."""
         return self.prefill if name == "prefill" else self.decode
+
+    def without_secrets(self) -> dict[str, Any]:
+        """Returns the effective values as plain data, with *** for the password of Redis."""
+        values = self.model_dump(mode="json")
+        values["redis"]["url"] = without_password(self.redis.url)
+        return values
 
     def pool_kv(self, pool: PoolName) -> KvConfig:
         """Returns `kv` with the overrides of the pool."""

@@ -5,6 +5,7 @@ others.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvrelay.errors import ModelRefused
@@ -17,8 +18,20 @@ _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _MAX_HEADER = 100 * 2**20
 
 
-def check_model_files(folder: Path) -> int:
-    """Returns the bytes of the weights. Raises ModelRefused for a folder with missing files or
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of the weights, as its file describes it. `dtype` is a name of safetensors, such as
+    BF16.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def check_model_files(folder: Path) -> list[StoredTensor]:
+    """Returns the tensors of the weights. Raises ModelRefused for a folder with missing files or
     truncated weights.
 
     The worker checks everything else when it loads the model.
@@ -46,11 +59,11 @@ def check_model_files(folder: Path) -> int:
             f"{folder}: {_WEIGHTS} and {_INDEX} are missing; found {found}; convert the "
             "weights to safetensors"
         )
-    return sum(_check_weights(file) for file in files)
+    return [tensor for file in files for tensor in _check_weights(file)]
 
 
-def _check_weights(file: Path) -> int:
-    """Returns the bytes of the file. Raises ModelRefused unless the size matches the header."""
+def _check_weights(file: Path) -> list[StoredTensor]:
+    """Returns the tensors of the file. Raises ModelRefused unless the size matches the header."""
     try:
         with file.open("rb") as opened:
             size = file.stat().st_size
@@ -59,19 +72,33 @@ def _check_weights(file: Path) -> int:
                 raise ModelRefused(
                     f"{file}: invalid or truncated safetensors file of {size} bytes; copy it again"
                 )
-            tensors = json.loads(opened.read(length))
-            ends = [
-                int(tensor["data_offsets"][1])
-                for name, tensor in tensors.items()
-                if name != "__metadata__"
+            header = json.loads(opened.read(length))
+            header.pop("__metadata__", None)
+            ends = [int(tensor["data_offsets"][1]) for tensor in header.values()]
+            tensors = [
+                StoredTensor(
+                    name,
+                    str(tensor["dtype"]),
+                    tuple(map(int, tensor["shape"])),
+                    end - int(tensor["data_offsets"][0]),
+                )
+                for end, (name, tensor) in zip(ends, header.items(), strict=True)
             ]
     except OSError as error:
         raise ModelRefused(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         raise ModelRefused(f"{file}: the safetensors header is invalid; copy it again") from None
     wanted = 8 + length + max(ends, default=0)
     if size != wanted:
         raise ModelRefused(
             f"{file}: the file has {size} bytes, and its header requires {wanted}; copy it again"
         )
-    return size
+    return tensors

@@ -9,12 +9,13 @@ from typing import Any
 
 from kv_transfer.blocks.block_copy import without_kernel
 from kvrelay.bench.cost import model_cost
-from kvrelay.bench.environment import machine_name, model_folder
+from kvrelay.bench.environment import model_folder
 from kvrelay.bench.handoff.exposed import Exposed, measure_exposed
 from kvrelay.bench.handoff.rates import Rate, measure_rates
 from kvrelay.bench.handoff.wire_limits import WireLimits, measure_wire_limits
 from kvrelay.bench.run import Progress
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.process.machine import processor_name
 from kvrelay.worker.runtime.heap import keep_freed_memory
 
 _MIB = 2**20
@@ -131,7 +132,7 @@ def run(options: Options, progress: Progress) -> HandoffReport:
     )
     return HandoffReport(
         model=options.model,
-        machine=machine_name(),
+        machine=processor_name(),
         cores=options.cores,
         chunk_tokens=options.chunk_tokens,
         without_kernel=reason,

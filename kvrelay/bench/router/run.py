@@ -12,12 +12,13 @@ from itertools import count
 from random import Random
 from typing import Any, Literal
 
-from kvrelay.bench.environment import machine_name, model_folder
+from kvrelay.bench.environment import model_folder
 from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Received
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
 from kvrelay.percentiles import percentile
+from kvrelay.process.machine import processor_name
 from kvrelay.tokenizer.tokenizer import Tokenizer
 
 Endpoint = Literal["grpc", "http"]
@@ -136,7 +137,7 @@ async def run(options: Options, progress: Progress) -> RouterReport:
         measured.append(await _measure(case, options))
         done()
     return RouterReport(
-        machine_name(), options.cores, tuple(measured), await _grow(options, progress)
+        processor_name(), options.cores, tuple(measured), await _grow(options, progress)
     )
 
 

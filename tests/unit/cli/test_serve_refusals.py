@@ -25,8 +25,8 @@ import pytest
 import yaml
 from support.certificates import DAY, Certificates, all_roles, tls_section
 
-from kvrelay.launch.preflight import memory_bytes
 from kvrelay.models import resolve_model
+from kvrelay.process.machine import Machine
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import WorkerInfo
@@ -130,7 +130,7 @@ def a_model_of_the_hub_that_is_not_there(setup: Setup) -> tuple[str, str]:
 
 
 def larger_than_memory(setup: Setup) -> tuple[str, str]:
-    size = 4 * memory_bytes()
+    size = 4 * Machine.here().memory_bytes
     header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     weights = setup.model() / "model.safetensors"
     weights.write_bytes(struct.pack("<Q", len(header)) + header)

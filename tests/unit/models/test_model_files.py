@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from kvrelay.errors import ModelRefused
-from kvrelay.models.model_files import check_model_files
+from kvrelay.models.model_files import StoredTensor, check_model_files
 
 WHOLE = save({"a": torch.zeros(3, 5), "b": torch.ones(7)}, metadata={"format": "pt"})
 ONE_FOLDER = settings(
@@ -28,15 +28,19 @@ def folder_with(path: Path, weights: bytes) -> Path:
     return path
 
 
-def test_bytes_of_whole_files_and_of_shards(tmp_path: Path) -> None:
-    assert check_model_files(folder_with(tmp_path, WHOLE)) == len(WHOLE)
+def test_tensors_of_whole_files_and_of_shards(tmp_path: Path) -> None:
+    tensors = check_model_files(folder_with(tmp_path, WHOLE))
+    assert sorted(tensors, key=lambda one: one.name) == [
+        StoredTensor("a", "F32", (3, 5), 60),
+        StoredTensor("b", "F32", (7,), 28),
+    ]
     (tmp_path / "model.safetensors").unlink()
     shards = ["x-1.safetensors", "x-2.safetensors"]
     for shard in shards:
         save_file({shard: torch.zeros(4)}, tmp_path / shard)
     index = {"weight_map": {shard: shard for shard in shards}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert check_model_files(tmp_path) == sum((tmp_path / shard).stat().st_size for shard in shards)
+    assert [tensor.name for tensor in check_model_files(tmp_path)] == shards
     (tmp_path / shards[1]).unlink()
     with pytest.raises(ModelRefused, match=r"x-2.safetensors: cannot be read: No such file"):
         check_model_files(tmp_path)
@@ -64,7 +68,15 @@ def test_what_is_taken_by_safetensors_is_taken_and_nothing_else_is_raised(
 
 @pytest.mark.parametrize(
     "header",
-    [b"[]", b'{"a": []}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b"[" * 10**5, b"\xff\xff"],
+    [
+        b"[]",
+        b'{"a": []}',
+        b'{"a": {}}',
+        b'{"a": {"data_offsets": []}}',
+        b'{"a": {"data_offsets": [0, 1e999]}}',
+        b"[" * 10**5,
+        b"\xff\xff",
+    ],
 )
 def test_headers_that_are_none(tmp_path: Path, header: bytes) -> None:
     with pytest.raises(ModelRefused, match="safetensors header is invalid"):

@@ -1,0 +1,105 @@
+"""`kvrelay check`: what a configuration means on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.serve import Config, Model
+from kvrelay.cli.views import render
+from kvrelay.errors import KvRelayError
+
+if TYPE_CHECKING:
+    from kvrelay.config.schema import ClusterConfig
+    from kvrelay.launch.memory_plan import PoolMemory
+    from kvrelay.process.machine import Machine
+
+
+@requires_cluster_extra
+def check(
+    config: Config = None,
+    model: Model = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object.")
+    ] = False,
+) -> None:
+    """Check a configuration and this machine: the effective values, the memory of the workers, and
+    what `kvrelay serve` would refuse. Starts nothing.
+
+    Exits with 2 for a configuration that is not valid, and with 1 if this machine cannot run it.
+
+    Example: kvrelay check -c configs/default.yaml
+    """
+    from kvrelay.config.config_file import load_config
+    from kvrelay.launch.memory_plan import plan_memory
+    from kvrelay.launch.preflight import check_machine
+    from kvrelay.process.machine import Machine
+
+    loaded = load_config(config, {} if model is None else {"model.path": model})
+    pools, machine = plan_memory(loaded), Machine.here()
+    problem = ""
+    try:
+        check_machine(loaded, is_local=True, starts_now=False)
+    except KvRelayError as error:
+        problem = error.message
+    if as_json:
+        print(json.dumps(_document(loaded, pools, machine, problem), indent=2))
+    else:
+        _print(loaded, pools, machine, problem)
+    raise typer.Exit(1 if problem else 0)
+
+
+def _document(
+    config: ClusterConfig, pools: tuple[PoolMemory, ...], machine: Machine, problem: str
+) -> dict[str, object]:
+    return {
+        "configuration": config.without_secrets(),
+        "machine": asdict(machine),
+        "memory": [
+            asdict(one) | {"kv_tokens": one.kv_tokens, "sequences": one.sequences} for one in pools
+        ],
+        "problem": problem or None,
+    }
+
+
+def _print(
+    config: ClusterConfig, pools: tuple[PoolMemory, ...], machine: Machine, problem: str
+) -> None:
+    import yaml
+
+    print(yaml.safe_dump(config.without_secrets(), sort_keys=False), end="")
+    console = render.console()
+    console.print(f"\nThis machine: {machine}")
+    if machine.gpus and not any(config.pool(one.pool).resources.num_gpus for one in pools):
+        console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
+    console.print(_memory_table(pools))
+    total = sum(one.workers * (one.kv_bytes + (one.weight_bytes or 0)) for one in pools)
+    console.print(
+        f"All workers together: at most {render.size(total)}, and about 400 MiB for each process.\n"
+        "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
+    )
+    console.print(f"Not ready: {problem}" if problem else "Ready to serve.")
+
+
+def _memory_table(pools: tuple[PoolMemory, ...]) -> Table:
+    table = Table(title="memory of each worker", title_justify="left")
+    table.add_column("pool", no_wrap=True)
+    for name in ("workers", "weights", "KV", "KV tokens", "max_model_len", "at once"):
+        table.add_column(name, justify="right")
+    for one in pools:
+        known = one.block_bytes > 0
+        table.add_row(
+            one.pool,
+            str(one.workers),
+            "not downloaded" if one.weight_bytes is None else render.size(one.weight_bytes),
+            render.size(one.kv_bytes),
+            f"{one.kv_tokens:,}" if known else "-",
+            f"{one.longest_sequence:,}" if known else "-",
+            f"{one.sequences:,}" if known else "-",
+        )
+    return table

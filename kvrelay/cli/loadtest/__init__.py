@@ -1,0 +1,1 @@
+"""`kvrelay loadtest`: its commands, their options, and what runs a test."""
