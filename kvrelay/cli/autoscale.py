@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.help_page import App
 
 if TYPE_CHECKING:
     from autoscaler.queueing_model import WorkerSpeed
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # Most evaluations of the policy over a trace.
 _MAX_EVALUATIONS = 50_000
 
-app = typer.Typer(
+app = App(
     help="Evaluate a scaling policy.",
     epilog="Example: kvrelay autoscale explain configs/autoscaling/queue-depth.yaml --metrics "
     "run.json",

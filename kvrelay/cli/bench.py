@@ -14,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.help_page import App
 from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:
     from kvrelay.bench.run import Progress
 
-app = typer.Typer(
+app = App(
     help="Measure components of kvrelay against the limits of this machine.",
     epilog="Example: kvrelay bench engine --quick",
 )

@@ -27,7 +27,8 @@ def certs(
         ),
     ] = None,
     days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Validity of the certificates, in days.")
+        int,
+        typer.Option(min=1, max=3650, metavar="N", help="Validity of the certificates, in days."),
     ] = 365,
 ) -> None:
     """Create a CA and certificates for routers, workers, operators (admin) and clients.

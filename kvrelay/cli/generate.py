@@ -29,13 +29,20 @@ Target = Annotated[
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Prompt; - reads it from stdin.")] = "",
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")
+    ] = "",
     target: Target = "127.0.0.1:50051",
     model: Annotated[
-        str, typer.Option(help="Model name; required if the cluster serves several models.")
+        str,
+        typer.Option(metavar="NAME", help="Model name; required if the cluster serves several."),
     ] = "",
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Most tokens of the answer. Default: 64.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Most tokens of the answer. Default: 64; with --chat, to the end of the context.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -45,7 +52,8 @@ def generate(
         int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text before which the answer ends; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text before which the answer ends; repeatable."),
     ] = None,
     file: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ from kvrelay.cli import (
     autoscale,
     bench,
     certs,
+    chat,
     check,
     controller,
     demo,
@@ -25,6 +26,7 @@ from kvrelay.cli import (
     verify,
     version,
 )
+from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
@@ -32,8 +34,7 @@ from kvrelay.process.child import REASON_FILE
 # 128 + SIGINT, as shells report it.
 INTERRUPTED = 130
 
-app = typer.Typer(
-    add_completion=False,
+app = App(
     help="Serve large language models from two pools: prefill and decode.",
     epilog='Example: kvrelay serve, then in another terminal: kvrelay generate "Once upon a time"',
     context_settings={"auto_envvar_prefix": "KVRELAY", "help_option_names": ["-h", "--help"]},
@@ -44,6 +45,7 @@ for command in (
     demo.demo,
     verify.verify,
     generate.generate,
+    chat.chat,
     status.status,
     status.top,
     pools.scale,

@@ -38,7 +38,8 @@ def scale(
 
 def drain(
     worker: Annotated[
-        str, typer.Argument(help="Name of the worker, as shown by `kvrelay status`.")
+        str,
+        typer.Argument(metavar="WORKER", help="Name of the worker, as `kvrelay status` shows it."),
     ],
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,

@@ -22,6 +22,7 @@ Config = Annotated[
         "-c",
         "--config",
         envvar="KVRELAY_CONFIG",
+        metavar="FILE",
         help="YAML configuration file; configs/default.yaml shows every key.",
     ),
 ]
@@ -30,23 +31,23 @@ Model = Annotated[
     typer.Option(
         envvar="KVRELAY_MODEL",
         help="Model folder, Hugging Face hub id, or demo.",
-        metavar="DIR|HUB_ID|demo",
+        metavar="MODEL",
     ),
 ]
 LogLevel = Annotated[
     str | None,
     typer.Option(
         envvar="KVRELAY_LOG_LEVEL",
-        metavar="debug|info|warning|error",
-        help="Lowest level to log.",
+        metavar="LEVEL",
+        help="Lowest level to log: debug, info, warning or error.",
     ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         envvar="KVRELAY_RAY_ADDRESS",
-        metavar="auto|HOST:PORT",
-        help="Address of a running Ray cluster for the workers. Default: start Ray on this "
+        metavar="HOST:PORT",
+        help="Running Ray cluster for the workers, or auto to find it. Default: start Ray on this "
         "machine.",
     ),
 ]
@@ -72,31 +73,38 @@ def serve(
     model: Model = None,
     prefill: Annotated[
         int | None,
-        typer.Option(envvar="KVRELAY_PREFILL", help="Number of prefill workers to start."),
+        typer.Option(
+            envvar="KVRELAY_PREFILL", metavar="N", help="Prefill workers to start. Default: 1."
+        ),
     ] = None,
     decode: Annotated[
         int | None,
-        typer.Option(envvar="KVRELAY_DECODE", help="Number of decode workers to start."),
+        typer.Option(
+            envvar="KVRELAY_DECODE", metavar="N", help="Decode workers to start. Default: 1."
+        ),
     ] = None,
     grpc_port: Annotated[
         int | None,
         typer.Option(
             envvar="KVRELAY_GRPC_PORT",
-            help="gRPC port; 0 picks a free port.",
+            metavar="PORT",
+            help="gRPC port; 0 picks a free port. Default: 50051.",
         ),
     ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(
             envvar="KVRELAY_HTTP_PORT",
-            help="HTTP port; 0 picks a free port.",
+            metavar="PORT",
+            help="HTTP port; 0 picks a free port. Default: 8000.",
         ),
     ] = None,
     admin_port: Annotated[
         int | None,
         typer.Option(
             envvar="KVRELAY_ADMIN_PORT",
-            help="Admin port; 0 picks a free port.",
+            metavar="PORT",
+            help="Admin port; 0 picks a free port. Default: 50052.",
         ),
     ] = None,
     ray_address: RayAddress = None,

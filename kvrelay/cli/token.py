@@ -7,9 +7,10 @@ from typing import Annotated, get_args
 import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.help_page import App
 from kvrelay.tenants import Role
 
-app = typer.Typer(
+app = App(
     help="Create tokens for tenants.",
     epilog="Example: kvrelay token new --tenant acme > acme.token",
     no_args_is_help=True,

@@ -25,7 +25,7 @@ def verify(
     config: Config = None,
     model: Model = None,
     requests: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Number of requests per path.")
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Requests per path.")
     ] = 64,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],

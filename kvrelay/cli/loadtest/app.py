@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.views import render
 
@@ -20,7 +21,7 @@ INTERRUPTED = 130
 # Default duration at each rate; long enough for a queue to build up.
 _SWEEP_S = 60.0
 
-app = typer.Typer(
+app = App(
     help="Measure a cluster under load.",
     epilog="Example: kvrelay loadtest run --rate 2 --num-requests 100",
 )

@@ -20,7 +20,7 @@ TargetOption = Annotated[
     str,
     typer.Option(
         envvar="KVRELAY_TARGET",
-        metavar="HOST:PORT|http[s]://HOST:PORT",
+        metavar="ADDRESS",
         help="Address of the router: HOST:PORT for gRPC, a URL for HTTP.",
     ),
 ]
@@ -99,7 +99,7 @@ Admin = Annotated[
 Metrics = Annotated[
     str | None,
     typer.Option(
-        metavar="http://HOST:PORT",
+        metavar="URL",
         help="Address of /metrics, for the cache counters. Default: the target.",
     ),
 ]

@@ -189,8 +189,13 @@ def ledger_table(completion: Completion) -> RenderableType:
     table.add_section()
     table.add_row("TTFT at the router", milliseconds(ledger.ttft_seconds))
     table.add_row("TTFT at this client", milliseconds(completion.ttft_seconds))
-    table.add_row("first to second token", milliseconds(ledger.second_token_gap_seconds))
-    table.add_row("first to last token", milliseconds(ledger.decode_seconds))
+    # An answer of one token has no time between tokens.
+    several = completion.usage.completion_tokens > 1
+    gap, decode = (
+        (ledger.second_token_gap_seconds, ledger.decode_seconds) if several else (None,) * 2
+    )
+    table.add_row("first to second token", milliseconds(gap))
+    table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
     if len(ledger.attempts) > 1:

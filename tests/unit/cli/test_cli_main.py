@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,6 +14,16 @@ from kvrelay.cli.main import app, run
 
 Output = pytest.CaptureFixture[str]
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+ALL_COMMANDS: list[tuple[str, ...]] = [()]
+
+
+def _below(command: Any, words: tuple[str, ...]) -> None:
+    for name, inner in getattr(command, "commands", {}).items():
+        ALL_COMMANDS.append((*words, name))
+        _below(inner, (*words, name))
+
+
+_below(typer.main.get_command(app), ())
 
 
 def test_version(capsys: Output) -> None:
@@ -83,3 +95,50 @@ def test_programs_print_their_help_and_do_nothing_else(
     )
     assert done.returncode == 0
     assert words in done.stdout
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_help_is_for_a_terminal_of_80_columns(
+    capsys: Output, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "[env var" not in shown
+    for kind in ("<str>", "<int>", "<bool>", "<path>", "<list", "<float>"):
+        assert kind not in shown
+
+
+def test_the_help_names_the_variables_of_the_options(capsys: Output) -> None:
+    assert run(["generate", "--help"]) == 0
+    last = " ".join(capsys.readouterr().out.rpartition("Options as variables: ")[2].split())
+    names = last.split(", ")
+    assert {"KVRELAY_TARGET", "KVRELAY_GENERATE_MAX_TOKENS", "KVRELAY_TLS_KEY"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("kvrelay gene", "generate"),
+        ("kvrelay loadtest sw", "sweep"),
+        ("kvrelay serve --de", "--decode"),
+    ],
+)
+def test_shells_complete_commands_and_options(typed: str, wanted: str) -> None:
+    environment = {
+        **os.environ,
+        "_KVRELAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "kvrelay"],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout.split() == [wanted]

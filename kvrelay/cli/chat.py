@@ -1,0 +1,221 @@
+"""`kvrelay chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.generate import Target
+from kvrelay.cli.views import render
+from kvrelay.errors import KvRelayError
+
+if TYPE_CHECKING:
+    from kvrelay.client import Client, Completion
+    from kvrelay.client.request import GenerateOptions
+
+_PROMPT = "> "
+_HELP = """\
+/system TEXT  instruct the model; without TEXT, show the instruction
+/ledger       show the latency breakdown after each answer, or stop showing it
+/file FILE    send the content of a file
+/reset        begin a new conversation
+/quit         end; as Ctrl-D
+Ctrl-C ends an answer early. Lines are kept in a history: arrow keys bring them back."""
+
+
+def chat(
+    target: Target = "127.0.0.1:50051",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Model; required if the cluster serves several.")
+    ] = "",
+    system: Annotated[
+        str, typer.Option(metavar="TEXT", help="Instruction before the conversation.")
+    ] = "",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Most tokens of each answer. Default: to the end of the context."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Print the latency breakdown of each answer.")
+    ] = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Talk to the model: each line is a message, and the model remembers the conversation.
+
+    /help lists what else a line can be. Ctrl-D ends. The model needs a chat template.
+
+    Example: kvrelay chat --system "Answer in one sentence."
+    """
+    import kvrelay
+    from kvrelay.client.connection import Connection
+
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    with kvrelay.Client(
+        target.split(","), token=connection.token(), tls=connection.tls()
+    ) as client:
+        served = ", ".join(one.id for one in client.models())
+        options: GenerateOptions = {
+            "model": model,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+        conversation = Conversation(client, system, ledger, options)
+        if sys.stdin.isatty():
+            print(f"{model or served} at {target}. /help lists commands, Ctrl-D ends.")
+        for line in _lines():
+            if not conversation.take(line):
+                return
+
+
+class Conversation:
+    """The messages so far, and what the lines of the user do to them."""
+
+    def __init__(
+        self,
+        client: Client,
+        system: str,
+        shows_ledger: bool,
+        options: GenerateOptions,
+    ) -> None:
+        self._client = client
+        self._system = system
+        self._options = options
+        self._shows_ledger = shows_ledger
+        self._turns: list[tuple[str, str]] = []
+        self._notes = Console(stderr=True, markup=False, highlight=False)
+
+    def take(self, line: str) -> bool:
+        """Does what a line says: a command, or a message. Returns False at the end."""
+        word, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        match word:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/help":
+                self._note(_HELP)
+            case "/reset":
+                self._turns.clear()
+                self._note("A new conversation.")
+            case "/system":
+                self._system = rest or self._system
+                self._note(f"Instruction: {self._system or 'none'}")
+            case "/ledger":
+                self._shows_ledger = not self._shows_ledger
+                self._note(f"The ledger is {'shown' if self._shows_ledger else 'not shown'}.")
+            case "/file":
+                self._send_file(rest)
+            case _ if word.startswith("/"):
+                self._note(f"{word} is no command; /help lists them.")
+            case _:
+                self._ask(line.strip())
+        return True
+
+    def _send_file(self, name: str) -> None:
+        try:
+            self._ask(Path(name).expanduser().read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            self._note(f"{name} is not UTF-8.")
+        except OSError as error:
+            self._note(f"/file {name}: {error.strerror}.")
+
+    def _ask(self, message: str) -> None:
+        """Streams the answer. A message without an answer is not kept."""
+        turns = [*self._turns, ("user", message)]
+        instruction = [("system", self._system)] if self._system else []
+        options: GenerateOptions = {**self._options, "messages": [*instruction, *turns]}
+        answered: list[str] = []
+        try:
+            with self._client.generate(**options) as stream:
+                try:
+                    for event in stream:
+                        answered.append(event.text)
+                        print(event.text, end="", flush=True)
+                except KeyboardInterrupt:
+                    self._note("\n(ended)")
+                else:
+                    print()
+                    self._show_end(stream.result())
+        except KvRelayError as error:
+            self._note(f"{chr(10) * bool(answered)}{error.message}")
+        if answered:
+            self._turns = [*turns, ("assistant", "".join(answered))]
+
+    def _show_end(self, completion: Completion) -> None:
+        if completion.finish_reason == "length":
+            self._note(f"(cut at {completion.usage.completion_tokens} tokens)")
+        if self._shows_ledger:
+            self._notes.print(render.ledger_table(completion))
+
+    def _note(self, text: str) -> None:
+        self._notes.print(text, style="dim")
+
+
+def _lines() -> Iterator[str]:
+    """Yields the lines of stdin until its end. On a terminal, with a prompt and a history."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    history = _open_history()
+    try:
+        while True:
+            try:
+                yield input(_PROMPT)
+            except KeyboardInterrupt:
+                print()
+    except EOFError:
+        print()
+    finally:
+        _save_history(history)
+
+
+def _open_history() -> Path | None:
+    """Loads the lines of earlier conversations. Returns their file, or None without readline or a
+    folder to write to.
+    """
+    try:
+        import readline
+    except ImportError:  # Python without readline
+        return None
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    file = Path(home).expanduser() / "kvrelay" / "chat_history"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        readline.read_history_file(file)
+    except OSError:
+        return None
+    return file
+
+
+def _save_history(file: Path | None) -> None:
+    if file is None:
+        return
+    import readline
+
+    readline.set_history_length(1000)
+    try:
+        readline.write_history_file(file)
+    except OSError as error:
+        print(f"kvrelay: {file}: {error.strerror}", file=sys.stderr)

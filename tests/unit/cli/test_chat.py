@@ -1,0 +1,156 @@
+"""`kvrelay chat`: what lines do, and what the cluster is asked."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.scripted_router import ScriptedRouter, last, serving, tokens
+
+from kvrelay.cli.main import run
+from kvrelay.errors import InvalidArgument
+
+Output = pytest.CaptureFixture[str]
+COMMAND = [sys.executable, "-c", "from kvrelay.cli.main import main; main()"]
+
+
+def talk(
+    lines: list[str], router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> list[list[tuple[str, str]]]:
+    """The messages of each request."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    with serving(router) as target:
+        assert run(["chat", "--target", target, "--max-tokens", "2", *options]) == 0
+    return [
+        [(message.role, message.content) for message in request.messages]
+        for request in router.requests
+    ]
+
+
+def test_the_model_gets_the_whole_conversation(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = ScriptedRouter()
+    lines = ["Hello", "", "And then?", "/reset", "New"]
+    first, second, third = talk(lines, router, monkeypatch, "--system", "Be brief.")
+    assert first == [("system", "Be brief."), ("user", "Hello")]
+    assert second == [*first, ("assistant", " t100 t101"), ("user", "And then?")]
+    assert third == [("system", "Be brief."), ("user", "New")]
+    out, err = capsys.readouterr()
+    assert out == " t100 t101\n" * 3
+    assert err.count("(cut at 2 tokens)") == 3
+
+
+def test_commands(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("two\nlines\n")
+    router = ScriptedRouter()
+    lines = [
+        "/system",
+        "/system Rhyme.",
+        f"/file {file}",
+        f"/file {tmp_path}/none",
+        "/ledger",
+        "Hi",
+        "/nonsense",
+        "/help",
+        "/quit",
+        "not sent",
+    ]
+    first, second = talk(lines, router, monkeypatch)
+    assert first == [("system", "Rhyme."), ("user", "two\nlines\n")]
+    assert second[-1] == ("user", "Hi")
+    shown = capsys.readouterr().err
+    assert "Instruction: none" in shown
+    assert "Instruction: Rhyme." in shown
+    assert f"/file {tmp_path}/none: No such file or directory." in shown.replace("\n", "")
+    assert "/nonsense is no command; /help lists them." in shown
+    assert shown.count("TTFT at the router") == 1
+    documented = re.findall(r"^(/\w+)", shown[shown.index("/system TEXT") :], re.MULTILINE)
+    assert documented == ["/system", "/ledger", "/file", "/reset", "/quit"]
+
+
+def test_a_failed_answer_is_one_line_and_not_kept(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = ScriptedRouter([InvalidArgument("too long", field="messages")])
+    first, second = talk(["one", "two"], router, monkeypatch)
+    assert (first, second) == ([("user", "one")], [("user", "two")])
+    assert re.match(r"127.0.0.1:\d+: too long\n", capsys.readouterr().err)
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:
+    router = ScriptedRouter([tokens(0, 1, 2), "hang"], [last(tokens(0, 3))])
+    with serving(router) as target:
+        ours, theirs = pty.openpty()
+        command = subprocess.Popen(
+            [*COMMAND, "chat", "--target", target],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
+            start_new_session=True,
+            preexec_fn=take_terminal,
+        )
+        os.close(theirs)
+        screen = Screen(ours)
+        screen.wait_for("> ")
+        os.write(ours, b"first\n")
+        screen.wait_for(" t1 t2")
+        os.write(ours, b"\x03")
+        screen.wait_for("(ended)")
+        screen.wait_for("> ")
+        assert router.cancelled.wait(60)
+        os.write(ours, b"second\n")
+        screen.wait_for(" t3")
+        screen.wait_for("> ")
+        os.write(ours, b"\x04")
+        assert command.wait(60) == 0
+    assert [(one.role, one.content) for one in router.requests[1].messages] == [
+        ("user", "first"),
+        ("assistant", " t1 t2"),
+        ("user", "second"),
+    ]
+    history = tmp_path / "kvrelay" / "chat_history"
+    assert history.read_text().splitlines()[-2:] == ["first", "second"]
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def take_terminal() -> None:
+    """Makes the terminal of stdin the one that sends signals to this process."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Screen:
+    """What a program writes to a terminal."""
+
+    def __init__(self, end: int) -> None:
+        self._shown = ""
+        self._more = threading.Condition()
+        threading.Thread(target=self._read, args=(end,), daemon=True).start()
+
+    def _read(self, end: int) -> None:
+        while True:
+            try:
+                text = os.read(end, 65536).decode(errors="replace")
+            except OSError:  # the program has ended
+                return
+            with self._more:
+                self._shown += text
+                self._more.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        """Waits until the text is shown, and forgets everything up to its end."""
+        with self._more:
+            assert self._more.wait_for(lambda: text in self._shown, 60), self._shown
+            self._shown = self._shown.partition(text)[2]
