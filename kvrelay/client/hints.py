@@ -51,11 +51,24 @@ _HINTS = (
 )
 
 
+# What gRPC's library saw is of no use here: words in its message, and what replaces them.
+_NOISE = (
+    ("Failed parsing HTTP/2", "cannot connect"),
+    ("lookup", "cannot connect"),
+    ("Method not found", "the call is unknown there"),
+)
+
+
 def with_hint(error: KvRelayError) -> KvRelayError:
-    """Returns the same error. If there is advice for the error, its message now ends with it."""
+    """Returns the same error. If there is advice for the error, its message now ends with it.
+
+    The message begins with the address and a colon.
+    """
     for code, words, hint in _HINTS:
         if error.code is code and words in error.message:
-            error.message = f"{error.message}. {hint[0].upper()}{hint[1:]}"
+            host, port, _ = error.message.split(":", 2)
+            short = (f"{host}:{port}: {said}" for noise, said in _NOISE if noise == words)
+            error.message = f"{next(short, error.message)}. {hint[0].upper()}{hint[1:]}"
             error.args = (error.message,)
             break
     return error

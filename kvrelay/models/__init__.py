@@ -47,6 +47,7 @@ def local_folder(path: str) -> str:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(
             f"model {path!r}: the folder does not exist, and the Hugging Face hub cannot "
-            f"provide the model: {reason:.200}",
+            f"provide the model: {reason:.200}; check the name and the connection, or download it "
+            f"elsewhere and give its folder",
             field="model",
         ) from error

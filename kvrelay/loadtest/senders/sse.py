@@ -93,7 +93,10 @@ async def _line(reader: asyncio.StreamReader) -> str:
     except ValueError as error:
         raise Internal("a line of the answer is too long") from error
     if not line.endswith(b"\n"):
-        raise Unavailable("the connection was closed before the answer")
+        raise Unavailable(
+            "the connection was closed before the answer; is that the HTTP port, which the line "
+            "`kvrelay ready` shows behind http=?"
+        )
     return line.decode("latin-1").rstrip("\r\n")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,6 +24,10 @@ from router.frontend.validation import check_request_id
 
 # Route of Anthropic's dialect.
 ANTHROPIC = "/v1/messages"
+
+# Characters of what an error repeats.
+_MAX_PATH = 100
+_MAX_METHOD = 20
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -95,12 +101,25 @@ async def http_error(request: Request, error: Exception) -> Response:
     large or too slow.
     """
     assert isinstance(error, HTTPException)
+    if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        error = HTTPException(error.status_code, _no_route(request, error), error.headers)
     if is_anthropic(request.scope["path"]):
         request_id = getattr(request.state, "request_id", "") or new_request_id()
         body = anthropic_errors.http_error_body(error, request_id)
     else:
         body = openai_errors.http_error_body(error)
     return _json(body, error.status_code, error.headers)
+
+
+def _no_route(request: Request, error: HTTPException) -> str:
+    """Returns what to do about a path or a method that does not exist."""
+    path: str = request.scope["path"][:_MAX_PATH]
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{path} does not accept {request.method[:_MAX_METHOD]}; use {allowed}"
+    near = get_close_matches(path, [route.path for route in request.app.routes], n=1)
+    advice = f"did you mean {near[0]}?" if near else "/openapi.json lists what does"
+    return f"{path} does not exist; {advice}"
 
 
 def unexpected(request_id: str) -> KvRelayError:

@@ -1,0 +1,149 @@
+"""What people type wrongly at the beginning: one sentence that says what to do, and an exit code. A
+library's own words do not appear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from support.running_cluster import RunningCluster
+
+import kvrelay
+
+ROOT = Path(__file__).resolve().parents[3]
+HTTP = "that port speaks HTTP/1.1; give the address behind `grpc=`"
+OTHER = "that port has another service: answers come from `grpc=`"
+NOTHING = "nothing listens there; start a cluster with `kvrelay serve`"
+# (command line, exit code, words of the line)
+MISTAKES = [
+    ("generate hi --target 127.0.0.1:{free}", 1, NOTHING),
+    ("chat --target 127.0.0.1:{free}", 1, NOTHING),
+    ("status --admin 127.0.0.1:{free}", 1, NOTHING),
+    ("generate hi --target {admin}", 1, OTHER),
+    ("status --admin {grpc}", 1, OTHER),
+    ("generate hi --target {http}", 1, HTTP),
+    ("status --admin {http}", 1, HTTP),
+    ("loadtest run --num-requests 1 --target {http}", 1, HTTP),
+    ("loadtest run --num-requests 1 --target http://{grpc}", 1, "is that the HTTP port"),
+    ("generate hi --target http://{http}", 2, "give HOST:PORT of the gRPC port, without http://"),
+    ("generate hi --target localhost", 2, "give HOST:PORT of the gRPC port"),
+    ("generate hi --target nowhere.invalid:1", 1, "no host has that name; give HOST:PORT"),
+    ("generate hi --target {grpc} --tls-ca {ca}", 1, "the server speaks no TLS: leave out the CA"),
+    ("generate hi --target {grpc} --tls-ca {junk}", 2, "contains no PEM certificate"),
+    ("generate hi --target {grpc} --token-file {junk}x", 2, "cannot be read: No such file"),
+    ("generate hi --target {grpc} --model gpt-4", 1, "this cluster serves 'demo'"),
+    ("generate hi --target {grpc} --max-tokens 99999", 2, "set max_tokens to at most"),
+    ("generate hi --target {grpc} --temperature -1", 2, "allowed is 0 to 100"),
+    ("generate", 2, "give PROMPT, - for stdin, or --file FILE"),
+    ("generate --file {junk}x", 2, "cannot be read: No such file"),
+    ("genrate hi", 2, "Did you mean 'generate'?"),
+    ("serve --prefil 2", 2, "--prefill"),
+    ("serve --grpc-port {grpc_port}", 2, "end the process that listens there, or set --grpc-port"),
+    ("serve --model {junk}", 2, "it is a file, not a folder"),
+    ("serve --config {junk}x", 2, "cannot be read: No such file"),
+    ("scale --admin {admin} prefil=2", 2, "give prefill=N or decode=N"),
+    ("drain --admin {admin} nobody", 1, "the workers are decode-0"),
+    ("loadtest report {junk}", 2, "not a report of `kvrelay loadtest --json`"),
+    ("top --admin {admin}", 2, "the output is not a terminal; use kvrelay status"),
+]
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+async def typed(command: list[str]) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize(("line", "code", "words"), MISTAKES, ids=[one[0] for one in MISTAKES])
+async def test_a_mistake_gives_one_line_that_says_what_to_do(
+    line: str,
+    code: int,
+    words: str,
+    cluster: RunningCluster,
+    silent_port: int,
+    tmp_path: Path,
+) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("junk\n")
+    ca = tmp_path / "ca.pem"
+    ends = cluster.local.endpoints
+    places = {
+        "free": silent_port,
+        "grpc": ends.grpc,
+        "grpc_port": ends.grpc.rpartition(":")[2],
+        "http": ends.http.removeprefix("http://"),
+        "admin": ends.admin,
+        "junk": junk,
+        "ca": ca,
+    }
+    if "{ca}" in line:
+        made = await typed([sys.executable, "-m", "kvrelay", "certs", str(tmp_path)])
+        assert made[0] == 0
+    found, out, err = await typed([sys.executable, "-m", "kvrelay", *line.format(**places).split()])
+    assert found == code, err
+    assert out == ""
+    assert err.startswith("kvrelay: ")
+    assert err.count("\n") == 1, err
+    assert words.lower() in err.lower()
+    for noise in ("Traceback", "SETTINGS", "[field:", "{", "E0000"):
+        assert noise not in err
+
+
+async def test_an_example_says_how_it_is_used() -> None:
+    code, _, err = await typed([sys.executable, "examples/batch.py"])
+    assert (code, err) == (1, "usage: python examples/batch.py PROMPTS.jsonl ANSWERS.jsonl\n")
+
+
+def test_the_sdk_names_the_bad_argument(tmp_path: Path) -> None:
+    with pytest.raises(kvrelay.InvalidArgument, match=r"^tls: .*/none.pem cannot be read"):
+        kvrelay.Client("127.0.0.1:1", tls=str(tmp_path / "none.pem"))
+    with pytest.raises(kvrelay.InvalidArgument, match="without http://"):
+        kvrelay.Client("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/completions", "did you mean /v1/completions?"),
+        ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
+        ("GET", "/%00%ff" + "y" * 3000, "/openapi.json lists what does"),
+        ("GET", "/v1/completions", "/v1/completions does not accept GET; use POST"),
+    ],
+)
+async def test_a_path_that_does_not_exist(
+    method: str, path: str, words: str, cluster: RunningCluster
+) -> None:
+    request = Request(
+        cluster.local.endpoints.http + path, b"{}" if method == "POST" else None, method=method
+    )
+    with pytest.raises(HTTPError) as caught:
+        await asyncio.to_thread(urlopen, request, timeout=60)
+    assert caught.value.code in (404, 405)
+    message = json.load(caught.value)["error"]["message"]
+    assert words in message
+    assert len(message) < 1000
