@@ -43,6 +43,7 @@ class ModelRunner:
         max_model_len: int,
         *,
         without_kernels: str = "no kernels were asked for",
+        weights: Literal["auto", "int8"] = "auto",
         flashinfer: bool = False,
         group: RankGroup | None = None,
     ) -> None:
@@ -63,6 +64,10 @@ class ModelRunner:
         self.kernels = "torch" if without_kernels else "native"
         # The reason why kernels are not used, or empty.
         self.without_kernels = without_kernels
+        # The dtype of the weights as they are computed with.
+        self._weights = (
+            "int8" if weights == "int8" else str(loaded.model.dtype).removeprefix("torch.")
+        )
         # The reason why steps are not captured, or empty.
         self.not_captured = ""
         # Tokens and seconds of a step that ran before the worker's first step.
@@ -188,6 +193,7 @@ class ModelRunner:
                 pool,
                 longest,
                 without_kernels=reason,
+                weights=weights,
                 flashinfer=wanted,
                 group=group,
             )
@@ -196,6 +202,11 @@ class ModelRunner:
                 f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model "
                 f"and its steps; lower kv.memory: {error}"
             ) from error
+
+    @property
+    def engine(self) -> str:
+        """Describes the kernels and dtypes, for operators."""
+        return f"{self.kernels} kernels, weights {self._weights}, KV {self.layout.dtype}"
 
     def capture_decode_steps(self, most: int, seconds: float) -> None:
         """Prepares decode steps of 1 to `most` sequences before there are any, for at most about

@@ -124,6 +124,8 @@ class WorkerInfo:
     tokenizer_id: str = ""
     # 0: the worker does not report it.
     vocab_size: int = 0
+    # Its kernels and the dtypes of weights and KV, for operators; empty if it does not report them.
+    engine: str = ""
 
     @property
     def model(self) -> ModelVersion:

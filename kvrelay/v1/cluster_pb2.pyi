@@ -31,7 +31,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s", "tensor_parallel", "busy_share", "blocks_leased", "prompt_tokens_per_second", "unfit", "protocol", "model_id")
+    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s", "tensor_parallel", "busy_share", "blocks_leased", "prompt_tokens_per_second", "unfit", "protocol", "model_id", "engine")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class WorkerStatus(_message.Message):
     UNFIT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     epoch: int
@@ -98,7 +99,8 @@ class WorkerStatus(_message.Message):
     unfit: str
     protocol: int
     model_id: str
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ..., step_age_s: _Optional[float] = ..., tensor_parallel: _Optional[int] = ..., busy_share: _Optional[float] = ..., blocks_leased: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ..., unfit: _Optional[str] = ..., protocol: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ..., step_age_s: _Optional[float] = ..., tensor_parallel: _Optional[int] = ..., busy_share: _Optional[float] = ..., blocks_leased: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ..., unfit: _Optional[str] = ..., protocol: _Optional[int] = ..., model_id: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("name", "desired", "workers")
@@ -195,7 +197,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol")
+    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol", "routing", "autoscaling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,8 @@ class ClusterStatus(_message.Message):
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    AUTOSCALING_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
@@ -222,7 +226,9 @@ class ClusterStatus(_message.Message):
     standby: _containers.RepeatedCompositeFieldContainer[StandbyWorker]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
     protocol: Protocol
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ...) -> None: ...
+    routing: str
+    autoscaling: str
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ..., routing: _Optional[str] = ..., autoscaling: _Optional[str] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
     __slots__ = ("prefill", "decode")

@@ -71,6 +71,8 @@ class WorkerStatus:
     # Protocol version of the worker.
     protocol: int = 0
     model_id: str = ""
+    # Kernels and dtypes of the worker, for people.
+    engine: str = ""
 
     @property
     def host(self) -> str:
@@ -92,6 +94,7 @@ class WorkerStatus:
             info.tensor_parallel,
             info.protocol.version,
             info.model_id,
+            info.engine,
         )
 
 
@@ -130,6 +133,10 @@ class ClusterStatus:
     controllers: tuple[ControllerInfo, ...] = ()
     # Protocol of the router.
     protocol: Protocol = field(default_factory=Protocol)
+    # router.policy; empty if the router does not report it.
+    routing: str = ""
+    # Name of the autoscaling policy's file; empty without one.
+    autoscaling: str = ""
 
 
 def status_request() -> pb.GetStatusRequest:
@@ -155,6 +162,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         tensor_parallel=worker.tensor_parallel,
         protocol=worker.protocol,
         model_id=worker.model_id,
+        engine=worker.engine,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -175,6 +183,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         tensor_parallel=message.tensor_parallel or 1,
         protocol=message.protocol,
         model_id=message.model_id,
+        engine=message.engine,
     )
 
 
@@ -216,6 +225,8 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
             for one in status.controllers
         ],
         protocol=protocol_to_proto(status.protocol),
+        routing=status.routing,
+        autoscaling=status.autoscaling,
     )
 
 
@@ -256,6 +267,8 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
             for one in message.controllers
         ),
         protocol=protocol_from_proto(message.protocol),
+        routing=message.routing,
+        autoscaling=message.autoscaling,
     )
 
 

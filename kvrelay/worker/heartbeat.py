@@ -55,6 +55,7 @@ class Heartbeat:
             sampled_model_id=runner.sampled_model_id,
             tokenizer_id=runner.tokenizer_id,
             vocab_size=runner.vocab_size,
+            engine=runner.engine,
         )
 
     def load(self, stage: StageLoad) -> WorkerLoad:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.protocol_version import ours
@@ -96,4 +98,6 @@ class ClusterView:
             standby=tuple(one for one in self._standbys if one.worker_id not in serving),
             controllers=self._controllers,
             protocol=ours(),
+            routing=self._config.router.policy,
+            autoscaling=Path(self._config.autoscaling or "").name,
         )

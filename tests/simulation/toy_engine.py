@@ -90,6 +90,7 @@ class ToyRunner:
     max_model_len = MAX_MODEL_LEN
     eos_token_ids = frozenset({EOS})
     vocab_size = VOCAB
+    engine = "toy"
     weight_bytes = 0
     without_kernels = not_captured = ""
     rank_pids = ()

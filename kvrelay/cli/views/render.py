@@ -61,6 +61,11 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         f"requests: {router.running} running, {waiting(router)}, "
         f"{router.finished} finished, {router.failed} failed; router {size(router.rss_bytes)}"
     )
+    for engine, names in _workers_by(status, "engine").items():
+        if engine:
+            header += f"\nengine of {', '.join(names)}: {engine}"
+    if status.routing:
+        header += f"\nrouting: {status.routing}; autoscaling: {status.autoscaling or 'off'}"
     loads = [worker.load for pool in status.pools for worker in pool.workers]
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)

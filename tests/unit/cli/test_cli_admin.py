@@ -61,6 +61,7 @@ STATUS = wire.ClusterStatus(
                     WorkerLoad(integrity_ok=False, integrity_error="2 blocks lost"),
                     unfit="slow, 9.8 times as slow as the median of the pool's others",
                     tensor_parallel=2,
+                    engine="native kernels, weights int8, KV bfloat16",
                 ),
             ),
         ),
@@ -73,6 +74,8 @@ STATUS = wire.ClusterStatus(
     restarting=("decode-0",),
     pending=(PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),),
     controllers=(ControllerInfo("host-1-aa", "leading", 3), ControllerInfo("host-2-bb", "standby")),
+    routing="kv_aware",
+    autoscaling="queue-depth.yaml",
 )
 
 
@@ -128,6 +131,8 @@ def test_status_shows_all(capsys: Output) -> None:
         "waiting for restart: decode-0",
         "decode-1 is pending: no Ray node has room for CPU 1",
         "controllers: host-1-aa leading, host-2-bb standby",
+        "engine of decode-0: native kernels, weights int8, KV bfloat16\n",
+        "routing: kv_aware; autoscaling: queue-depth.yaml\n",
     ):
         assert words in shown
     (good,) = (line for line in shown.splitlines() if "prefill-" in line)
