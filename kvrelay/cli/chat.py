@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.generate import Target
+from kvrelay.cli.generate import Model, Seed, Target, Temperature
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 
@@ -32,9 +32,7 @@ Ctrl-C ends an answer early. Lines are kept in a history: arrow keys bring them 
 
 def chat(
     target: Target = "127.0.0.1:50051",
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="Model; required if the cluster serves several.")
-    ] = "",
+    model: Model = "",
     system: Annotated[
         str, typer.Option(metavar="TEXT", help="Instruction before the conversation.")
     ] = "",
@@ -44,13 +42,8 @@ def chat(
             metavar="N", help="Most tokens of each answer. Default: to the end of the context."
         ),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
-    ] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Print the latency breakdown of each answer.")
     ] = False,

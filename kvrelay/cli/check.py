@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.output_options import AsJson
 from kvrelay.cli.serve import Config, Model
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 def check(
     config: Config = None,
     model: Model = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a configuration and this machine: the effective values, the memory of the workers, and
     what `kvrelay serve` would refuse. Starts nothing.

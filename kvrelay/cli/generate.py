@@ -27,16 +27,24 @@ Target = Annotated[
     ),
 ]
 
+Model = Annotated[
+    str, typer.Option(metavar="NAME", help="Model name; required if the cluster serves several.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
+]
+
 
 def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")
     ] = "",
     target: Target = "127.0.0.1:50051",
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Model name; required if the cluster serves several."),
-    ] = "",
+    model: Model = "",
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -44,13 +52,8 @@ def generate(
             help="Most tokens of the answer. Default: 64; with --chat, to the end of the context.",
         ),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
-    ] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Text before which the answer ends; repeatable."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.output_options import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError, Unavailable
 
@@ -30,9 +31,7 @@ DEFAULT_ADMIN = "127.0.0.1:50052"
 
 def status(
     admin: Admin = DEFAULT_ADMIN,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,

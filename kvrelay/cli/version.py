@@ -5,20 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from typing import Annotated
-
-import typer
 
 import kvrelay
+from kvrelay.cli.output_options import AsJson
 from kvrelay.process.machine import Machine
 
 _PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis")
 
 
 def version(
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the versions of kvrelay, of Python and of the main packages, and this machine.
 

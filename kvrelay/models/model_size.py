@@ -35,7 +35,7 @@ def kv_layout(
     keys, whose layout is known when the model is loaded.
 
     model: the content of config.json. block_size: tokens. kv_dtype: int8, or auto for the dtype of
-    the model. dtype: of the model; auto for the one in config.json.
+    the model. dtype: in which the model computes, from `model_dtype`.
     """
     layers: Any = model.get("num_hidden_layers")
     heads: Any = model.get("num_key_value_heads")
@@ -49,7 +49,7 @@ def kv_layout(
         return None
     if dim is None:
         dim = model["hidden_size"] // model["num_attention_heads"]
-    held = model_dtype(model, dtype) if kv_dtype == "auto" else kv_dtype
+    held = dtype if kv_dtype == "auto" else kv_dtype
     return KvLayout((LayerKv(heads, dim, dim),) * min(layers, _MAX_LAYERS), block_size, held)
 
 
