@@ -145,7 +145,7 @@ def serve(
         check_ray_address(ray_address)
         check_reachable(loaded)
     set_log_level(log_level)
-    configure_logging("warning")
+    configure_logging("warning" if on_screen else "info")
     raise typer.Exit(asyncio.run(_serve(loaded, ray_address, on_screen)))
 
 

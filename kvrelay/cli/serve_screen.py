@@ -8,12 +8,14 @@ import asyncio
 import shlex
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status
 
+from kvrelay.cli.views import render
 from kvrelay.config.listen import ListenConfig
 from kvrelay.types.workers import POOLS, PoolName
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
     from kvrelay.launch.endpoints import Endpoints
     from kvrelay.launch.local_cluster import LocalCluster
+    from kvrelay.launch.model_download import ModelDownload
 
 _POLL_S = 0.3
 _QUESTION = '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "stream": true}'
@@ -40,12 +43,28 @@ def new_log_file() -> Path:
 
 
 async def show_progress(cluster: LocalCluster, status: Status) -> None:
-    """Shows the state of each worker until cancelled."""
+    """Shows the download of the model, then the state of each worker, until cancelled."""
     shown: dict[str, str] = {}
     while True:
         shown |= await cluster.worker_states()
-        status.update(progress_line(shown))
+        if shown or cluster.download is None or cluster.download.is_complete:
+            status.update(progress_line(shown))
+        else:
+            status.update(await asyncio.to_thread(download_line, cluster.download))
         await asyncio.sleep(_POLL_S)
+
+
+def download_line(download: ModelDownload) -> str:
+    """Returns one line for a download."""
+    if not download.total_bytes:
+        return f"looking for {download.model} on the Hugging Face hub"
+    done, total = download.done_bytes, download.total_bytes
+    rate = done / max(download.elapsed_s, 1e-3)
+    left = f", {timedelta(seconds=int((total - done) / rate))} left" if rate else ""
+    return (
+        f"downloading {download.model}: {render.size(done)} of {render.size(total)}, "
+        f"{render.size(int(rate))}/s{left}"
+    )
 
 
 def progress_line(states: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -34,16 +35,18 @@ class ChildCommand:
         cls,
         name: str,
         *arguments: str,
+        variables: Mapping[str, str] | None = None,
         log_file: IO[bytes] | None = None,
         reason_file: Path | None = None,
     ) -> ChildCommand:
         """Starts the command. This process reads the stdout of a router. All other output goes to
-        `log_file`, or else to this process's stderr.
+        `log_file`, or else to this process's stderr. `variables` are added to the environment.
 
         If the command fails, it writes the reason to `reason_file`, if given; `end` returns that
         reason in its error.
         """
         environment = {name: value for name, value in os.environ.items() if name != REASON_FILE}
+        environment |= variables or {}
         if reason_file is not None:
             environment[REASON_FILE] = str(reason_file)
         process = await asyncio.create_subprocess_exec(

@@ -21,9 +21,10 @@ from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.controller_supervisor import ControllerSupervisor
 from kvrelay.launch.endpoints import Endpoints
+from kvrelay.launch.model_download import ModelDownload
 from kvrelay.launch.preflight import check_machine
 from kvrelay.launch.redis_claim import claim_redis, pending_workers
-from kvrelay.models import resolve_model
+from kvrelay.models import is_on_hub, resolve_model
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
@@ -65,11 +66,16 @@ class LocalCluster:
         self._routers: list[ChildCommand] = []
         self._numbers = itertools.count()
         self._controller = ControllerSupervisor(self._start_controller)
+        # The download of a hub model, from its start.
+        self.download: ModelDownload | None = None
 
     async def __aenter__(self) -> LocalCluster:
+        is_local = self._ray_address is None
         # Checked before any process is started.
-        await asyncio.to_thread(check_machine, self._config, is_local=self._ray_address is None)
+        await asyncio.to_thread(check_machine, self._config, is_local=is_local)
         model = resolve_model(self._config.model.path)
+        if is_local and is_on_hub(model):
+            await self._download(model)
         try:
             await self._start(model)
         except BaseException as error:
@@ -78,6 +84,15 @@ class LocalCluster:
             await self._exits.aclose()
             raise
         return self
+
+    async def _download(self, model: str) -> None:
+        """Downloads a hub model, which the processes of the cluster then find in the cache. On an
+        existing Ray cluster, each host downloads the model itself.
+        """
+        async with ModelDownload(model, self._log_path) as self.download:
+            await self.download.complete()
+        # Its weights are known now.
+        await asyncio.to_thread(check_machine, self._config, is_local=True)
 
     async def _start(self, model: str) -> None:
         self._folder = self._exits.enter_context(OwnedFolder("cluster")).path
@@ -165,6 +180,8 @@ class LocalCluster:
             "--config",
             str(config_file),
             *arguments,
+            # All processes then have the same revision, and need no network.
+            variables={"HF_HUB_OFFLINE": "1"} if self.download is not None else None,
             log_file=self._log_file,
             reason_file=self._folder / f"{number}.reason",
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, NotFound
-from kvrelay.models import local_folder, resolve_model
-from kvrelay.models.model_files import check_model_files
+from kvrelay.models import is_on_hub, local_folder, resolve_model
+from kvrelay.models.model_files import check_model_files, has_weights
 from kvrelay.models.model_json import read_model_json
 from kvrelay.models.model_size import kv_layout, longest_sequence, model_dtype, weight_bytes
 from kvrelay.types.workers import POOLS, PoolName
@@ -60,7 +60,8 @@ def plan_memory(config: ClusterConfig) -> tuple[PoolMemory, ...]:
     except NotFound as error:
         raise ConfigError(f"model.path: {error.message}") from None
     # The weights of a hub model may not be downloaded yet.
-    tensors = check_model_files(folder) if Path(resolved).is_dir() else None
+    is_here = not is_on_hub(resolved) or has_weights(folder)
+    tensors = check_model_files(folder) if is_here else None
     file = folder / "config.json"
     model = read_model_json(file) if file.is_file() else {}
     dtype = model_dtype(model, config.model.dtype)

@@ -30,24 +30,19 @@ def resolve_model(path: str) -> str:
     )
 
 
+def is_on_hub(path: str) -> bool:
+    """Whether a result of `resolve_model` is a hub id."""
+    return not Path(path).is_dir()
+
+
 def local_folder(path: str) -> str:
     """Returns the local folder for a result of `resolve_model`: the folder itself, or for a hub id
     the folder in this host's hub cache with the configuration and the tokenizer. Downloads these
     files if they are not cached. Raises NotFound.
     """
-    if Path(path).is_dir():
+    if not is_on_hub(path):
         return path
     # Imported here, because most models are folders.
-    from huggingface_hub import snapshot_download
+    from kvrelay.models.hub import configuration_folder
 
-    try:
-        return str(snapshot_download(path, allow_patterns=["*.json", "*.jinja"]))
-    except Exception as error:
-        # The library has many error types for network, hub and name errors.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotFound(
-            f"model {path!r}: the folder does not exist, and the Hugging Face hub cannot "
-            f"provide the model: {reason:.200}; check the name and the connection, or download it "
-            f"elsewhere and give its folder",
-            field="model",
-        ) from error
+    return str(configuration_folder(path))

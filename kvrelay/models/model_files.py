@@ -39,27 +39,38 @@ def check_model_files(folder: Path) -> list[StoredTensor]:
     if not (folder / "config.json").exists():
         raise ModelRefused(f"{folder}: config.json is missing; give a model folder")
     read_model_json(folder / "config.json")
+    return [tensor for file in _weight_files(folder) for tensor in _check_weights(file)]
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether all files of weights are in the folder."""
+    try:
+        return all(file.exists() for file in _weight_files(folder))
+    except ModelRefused:
+        return False
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Returns the files of weights, which may not exist. Raises ModelRefused if none are named."""
     if (folder / _WEIGHTS).exists():
-        files = [folder / _WEIGHTS]
-    elif (folder / _INDEX).exists():
+        return [folder / _WEIGHTS]
+    if (folder / _INDEX).exists():
         names = read_model_json(folder / _INDEX).get("weight_map")
         if not isinstance(names, dict):
             raise ModelRefused(
                 f"{folder / _INDEX}: weight_map, from tensor names to file names, is missing"
             )
-        files = [folder / str(name) for name in sorted({str(name) for name in names.values()})]
-    else:
-        pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
-        found = (
-            f"only {', '.join(pickles[:3])}, and pickled weights can run code"
-            if pickles
-            else "no weights"
-        )
-        raise ModelRefused(
-            f"{folder}: {_WEIGHTS} and {_INDEX} are missing; found {found}; convert the "
-            "weights to safetensors"
-        )
-    return [tensor for file in files for tensor in _check_weights(file)]
+        return [folder / str(name) for name in sorted({str(name) for name in names.values()})]
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    found = (
+        f"only {', '.join(pickles[:3])}, and pickled weights can run code"
+        if pickles
+        else "no weights"
+    )
+    raise ModelRefused(
+        f"{folder}: {_WEIGHTS} and {_INDEX} are missing; found {found}; convert the "
+        "weights to safetensors"
+    )
 
 
 def _check_weights(file: Path) -> list[StoredTensor]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers.utils.hub import cached_file
 
 from kvrelay.engine.model.digest import model_digest
-from kvrelay.errors import ModelRefused
+from kvrelay.errors import ModelRefused, NotFound
+from kvrelay.models.hub import cache_of, model_folder
 from kvrelay.models.model_identity import SETTINGS
 from kvrelay.models.model_json import read_model_json
 
@@ -70,12 +70,11 @@ def find_checkpoint(path: str) -> Checkpoint:
     """Finds the files in a folder or under a hub id. Raises ModelRefused if files are missing or
     not safe to load.
     """
-    if os.path.isdir(path):
-        folder = root = Path(path)
-    else:
-        folder = _hub_file(path, CONFIG).parent
-        # The hub's cache stores the files of a repository elsewhere and links to them.
-        root = folder.parents[1]
+    try:
+        folder = Path(path) if os.path.isdir(path) else model_folder(path)
+    except NotFound as error:
+        raise ModelRefused(error.message) from error
+    root = cache_of(folder) or folder
     config = read_model_json(folder / CONFIG)
     if "auto_map" in config:
         raise ModelRefused(
@@ -95,7 +94,7 @@ def find_checkpoint(path: str) -> Checkpoint:
         raise ModelRefused(
             f"{folder}: adapters are not supported; merge the adapter into its base model"
         )
-    names = _single_file(path, folder) or _shards(path, folder)
+    names = [WEIGHTS] if (folder / WEIGHTS).exists() else _shards(folder)
     for file in (*(folder / name for name in names), *folder.iterdir()):
         if not file.resolve().is_relative_to(root.resolve()):
             raise ModelRefused(
@@ -114,19 +113,8 @@ def find_checkpoint(path: str) -> Checkpoint:
     return Checkpoint(folder, config, tuple(folder / name for name in names))
 
 
-def _single_file(path: str, folder: Path) -> list[str]:
-    """The name of the single file of weights, which transformers prefers to shards. Empty if there
-    is none.
-    """
-    if not os.path.isdir(path):
-        cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False)
-    return [WEIGHTS] if (folder / WEIGHTS).exists() else []
-
-
-def _shards(path: str, folder: Path) -> list[str]:
+def _shards(folder: Path) -> list[str]:
     """The files of weights that the index names, each in `folder`."""
-    if not os.path.isdir(path):
-        cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
     if not (folder / INDEX).exists():
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
         found = (
@@ -152,8 +140,6 @@ def _shards(path: str, folder: Path) -> list[str]:
                 f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors file in "
                 "this folder"
             )
-        if not os.path.isdir(path):
-            _hub_file(path, name)
     missing = [name for name in names if not os.path.exists(folder / name)]
     if missing:
         some = ", ".join(missing[:3])
@@ -162,13 +148,3 @@ def _shards(path: str, folder: Path) -> list[str]:
             "copy them into the folder"
         )
     return names
-
-
-def _hub_file(model: str, name: str) -> Path:
-    """The local copy of a file of the hub, downloaded if it is not cached. Raises ModelRefused."""
-    try:
-        return Path(cached_file(model, name))
-    except (OSError, ValueError) as error:
-        raise ModelRefused(
-            f"{model} is neither a folder nor a model of the Hugging Face hub: {error!s:.300}"
-        ) from error

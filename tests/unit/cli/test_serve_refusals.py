@@ -126,7 +126,7 @@ def cut_in_the_header(setup: Setup) -> tuple[str, str]:
 def a_model_of_the_hub_that_is_not_there(setup: Setup) -> tuple[str, str]:
     setup.config["model"] = {"path": "nobody/nothing"}
     setup.environment["HF_HUB_OFFLINE"] = "1"
-    return "the Hugging Face hub cannot provide the model", "the folder does not exist"
+    return "the folder does not exist, and the model is not in", "HF_HUB_OFFLINE forbids"
 
 
 def larger_than_memory(setup: Setup) -> tuple[str, str]:

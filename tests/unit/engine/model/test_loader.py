@@ -129,7 +129,7 @@ def test_a_model_in_the_hubs_cache(
         assert load_model(f"someone/{name}").vocab_size == VOCAB
     with pytest.raises(
         ModelRefused,
-        match="someone/nothing is neither a folder nor a model of the Hugging Face hub",
+        match="someone/nothing': the folder does not exist, and the model is not in",
     ):
         load_model("someone/nothing")
 
