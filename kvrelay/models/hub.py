@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kvrelay.errors import NotFound
 
@@ -133,6 +136,7 @@ def _reason(error: Exception) -> str:
 
 def main(model: str) -> int:
     """Downloads the model. Returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: _stop())
     try:
         print(json.dumps(asdict(missing_files(model))), flush=True)
         print(json.dumps({"model_folder": str(model_folder(model))}), flush=True)
@@ -140,6 +144,18 @@ def main(model: str) -> int:
         print(json.dumps({"error": error.message}), flush=True)
         return 1
     return 0
+
+
+def _stop() -> NoReturn:
+    """Ends the process at once. Removes the parts of files that it was writing, because the
+    library never continues them.
+    """
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            file = descriptor.readlink()
+            if file.suffix == ".incomplete":
+                file.unlink()
+    os._exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

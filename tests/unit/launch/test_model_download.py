@@ -53,7 +53,7 @@ async def test_progress(hub: HubStandIn) -> None:
     assert (again.total_bytes, again.done_bytes) == (0, 0)
 
 
-async def test_a_cancelled_download_ends_its_process(hub: HubStandIn) -> None:
+async def test_a_cancelled_download_keeps_complete_files(hub: HubStandIn, tmp_path: Path) -> None:
     goes_on, begun = threading.Event(), threading.Event()
 
     def wait(name: str, sent: int) -> None:
@@ -70,6 +70,8 @@ async def test_a_cancelled_download_ends_its_process(hub: HubStandIn) -> None:
             await asyncio.gather(complete, return_exceptions=True)
         assert download._process is not None
         assert download._process.returncode is not None
+        blobs = list((tmp_path / "hub").glob("models--*/blobs/*"))
+        assert len(blobs) == 1, "the complete file, and no part of another"
         goes_on.set()
         async with ModelDownload(MODEL) as again:
             await again.complete()
