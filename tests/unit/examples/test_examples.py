@@ -76,6 +76,18 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     assert [row["line"] for row in answers if "error" in row] == [8, 9]
 
 
+def test_tour(environment: Environment, tmp_path: Path) -> None:
+    """All cells of the notebook, in order."""
+    cells = json.loads((FOLDER / "tour.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    program = tmp_path / "tour.py"
+    program.write_text(f"import os\nos.chdir({str(FOLDER)!r})\n" + "\n".join(code))
+    shown = run(environment, str(program))
+    assert "disaggregated: " in shown
+    assert re.search(r"[1-9]\d* of \d+ prompt tokens were cached", shown)
+    assert re.search(r"^\{'name': '(Tom|Lily)', 'age': -?\d+\}$", shown, re.MULTILINE)
+
+
 def test_openai_client(environment: Environment) -> None:
     pytest.importorskip("openai", reason="the openai package is not installed")
     assert run(environment, "openai_client.py").endswith("\n32 tokens\n")
