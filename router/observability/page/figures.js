@@ -1,7 +1,7 @@
 // The strip of key figures, each with its history of the last minutes.
 
 import { byId, el, say } from "/page/dom.js";
-import { count, duration, percent, rate, time } from "/page/format.js";
+import { count, duration, percent, rate, share, time } from "/page/format.js";
 import { Sparkline } from "/page/sparkline.js";
 
 const ms = (seconds) => (seconds === null ? null : seconds * 1000);
@@ -31,7 +31,7 @@ const FIGURES = [
     series: history.running, second: history.waiting, top: 4,
   })],
   ["KV held", "handoff", ({ history }) => ({
-    value: percent(last(history.decode_kv)).replace(" %", ""), unit: "%", below: "blocks of the decode pool",
+    value: share(last(history.decode_kv)).replace(" %", ""), unit: "%", below: "blocks of the decode pool",
     series: history.decode_kv, top: 1,
   })],
 ];

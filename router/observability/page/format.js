@@ -4,6 +4,9 @@ export const count = (value) => Math.round(value).toLocaleString("en");
 
 export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${Math.round(share * 100)} %`);
 
+/** A share with one decimal: little KV on a large worker must not look like none. */
+export const share = (value) => (value === null || Number.isNaN(value) ? "–" : `${(100 * value).toFixed(1)} %`);
+
 /** About three digits and their unit: ["12.3", "ms"]. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return ["–", "ms"];

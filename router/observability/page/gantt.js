@@ -19,7 +19,8 @@ export class Gantt {
     this.rows = [];
     // Ids of the requests that this page sent.
     this.mine = new Set();
-    this.align = "clock";
+    // "clock" or "arrival"; chosen when the first requests are shown.
+    this.align = null;
     this.drawn = 0;
     // The router's clock minus the page's clock, in ms.
     this.offset = null;
@@ -46,11 +47,18 @@ export class Gantt {
     keyed(this.list, this.rows, (row) => `${row.id} ${row.at}`, makeRow, (node, row) => updateRow(node, row, this.mine.has(row.id)));
     if (this.rows.length && !this.list.querySelector('[tabindex="0"]')) this.list.querySelector("button").tabIndex = 0;
     this.list.classList.toggle("none", !this.rows.length);
+    if (this.align === null && this.rows.length) this.alignBy(this.isIdle() ? "arrival" : "clock");
     this.draw();
   }
 
   rowOf(button) {
     return button && this.rows[[...this.list.children].indexOf(button.parentElement)];
+  }
+
+  /** Whether all requests ended so long ago that the common time axis would show none of them. */
+  isIdle() {
+    const now = performance.now() + this.offset;
+    return this.rows.every((row) => !row.live && endOf(row) + IDLE_MS < now);
   }
 
   alignBy(align) {

@@ -1,7 +1,7 @@
 // The pools with their workers, their actual and desired sizes, and the scaling decisions.
 
 import { byId, el, keyed, say } from "/page/dom.js";
-import { bytes, clock, count, percent, rate } from "/page/format.js";
+import { bytes, clock, count, rate, share } from "/page/format.js";
 import { Sparkline } from "/page/sparkline.js";
 
 const COLUMNS = [["worker", ""], ["KV", "kv"], ["running", "number"], ["waiting", "number"], ["tok/s", "number"]];
@@ -82,7 +82,7 @@ function updateWorker(node, worker) {
   held.style.width = `${(100 * worker.blocks_held) / total}%`;
   cached.style.width = `${(100 * worker.blocks_cached) / total}%`;
   kv.firstChild.title = `${count(worker.blocks_held)} of ${count(total)} blocks held, ${count(worker.blocks_cached)} cached; ${bytes(worker.kv_bytes)}`;
-  say(kv.lastChild, percent(worker.blocks_held / total));
+  say(kv.lastChild, share(worker.blocks_held / total));
   say(running, count(worker.running));
   say(waiting, count(worker.waiting));
   say(speed, rate(worker.tokens_per_s));
