@@ -114,6 +114,10 @@ def _refusal(error: ValidationError) -> KvRelayError:
     elif wrong["type"].startswith("too_"):
         shown = f"a list of {len(wrong['input'])}"
     # Another type of a part or tool is known to the client's API, and not here.
-    foreign = wrong["type"] == "literal_error" and wrong["loc"][-1] == "type"
+    foreign = (
+        wrong["type"] == "literal_error"
+        and wrong["loc"][-1] == "type"
+        and isinstance(wrong["input"], str)
+    )
     kind = Unimplemented if foreign else InvalidArgument
     return kind(f"{where} is {shown:.60}; {told}", field=field)

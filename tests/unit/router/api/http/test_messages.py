@@ -184,6 +184,10 @@ def block(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tool_choice": {"type": "any"}}, InvalidArgument, "no tools"),
         ({"stop_sequences": ["x"] * 17}, InvalidArgument, "stop_sequences is a list of 17"),
         ({"thinking": {"type": "on"}}, Unimplemented, "thinking.type is 'on'"),
+        *(
+            ({"thinking": {"type": value}}, InvalidArgument, "thinking.type is ")
+            for value in (1, 1.5, False, [], {}, ["on"])
+        ),
         ({"mcp_servers": [{}]}, InvalidArgument, "mcp_servers"),
         ({"container": "c"}, InvalidArgument, "container"),
         ({"n": 2}, InvalidArgument, "'n' is not a field"),
