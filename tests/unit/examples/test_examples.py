@@ -80,7 +80,7 @@ def test_tour(environment: Environment, tmp_path: Path) -> None:
     """All cells of the notebook, in order."""
     cells = json.loads((FOLDER / "tour.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    program = tmp_path / "tour.py"
+    program = tmp_path / "cells.py"
     program.write_text(f"import os\nos.chdir({str(FOLDER)!r})\n" + "\n".join(code))
     shown = run(environment, str(program))
     assert "disaggregated: " in shown
@@ -124,7 +124,7 @@ def test_web_app(environment: Environment) -> None:
 
 def test_no_example_is_left_out_and_none_is_long() -> None:
     programs = {one.name for one in FOLDER.glob("*.py")}
-    tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text())) | {"web_app.py"}
+    tested = set(re.findall(r'run\(\w+, "(\w+\.py)"', Path(__file__).read_text())) | {"web_app.py"}
     assert programs == tested
     described = (FOLDER / "README.md").read_text()
     for name in programs:
