@@ -74,6 +74,7 @@ async def serve(
         async with await Registry.connect(
             redis_url, loopback_only=config.listen.workers_on_loopback
         ) as registry:
+            await text.warm_up()
             settle_heap()
             await run_router(config, registry, card, text, ready, stop)
     finally:
@@ -200,7 +201,7 @@ async def run_router(
         favour_the_loop()
         watches = (access.watch(tenants_changed), follow_changes(registry, driver), stalls.run())
         runs = (driver.run(), heartbeat.run(), page.run(), announce(), *watches)
-        loops = [tasks.create_task(one) for one in runs]
+        loops = [tasks.create_task(one) for one in (*runs, frontend.guidance.warm_up())]
         web = tasks.create_task(http.serve())
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)

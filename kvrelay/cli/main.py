@@ -121,6 +121,9 @@ def main() -> None:
     """Runs the command line of this process and exits with its code."""
     # gRPC's notes on connections are not for users.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Child processes only start other programs. With its support for forks, gRPC starts threads
+    # in a child before that, and sometimes they crash it: https://github.com/grpc/grpc/issues/43055
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     sys.exit(run(sys.argv[1:]))
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvrelay.config.schema import ToolFormatName
-from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
+from kvrelay.process.telemetry import get_logger
 from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
@@ -21,6 +22,7 @@ from router.frontend.answer_parsers.reasoning import reasoning_markers_of
 from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
+log = get_logger("router.text")
 T = TypeVar("T")
 # Characters or tokens up to which conversion is faster than starting a thread.
 INLINE = 2000
@@ -29,6 +31,8 @@ SHORT = 2**15
 THREADS = max(2, min(8, (os.cpu_count() or 2) - 1))
 # Processes for chat templates. Long conversations use one of them.
 RENDERERS = 2
+# Timeout of the first rendering, which imports and compiles.
+_WARM_UP_S = 20.0
 # Cost of a message of a conversation, in characters of equal cost.
 MESSAGE_COST = 64
 # Cost of detokenizing one token of an answer, for router.runtime.loop_slices.
@@ -107,6 +111,12 @@ class Text:
             # The first call scans the whole vocabulary.
             tokenizer.fewest_tokens("")
         return cls(tokenizer, chat, tool_format)
+
+    async def warm_up(self) -> None:
+        """Starts the renderer processes and renders a conversation, so that no request waits for
+        that. A renderer that fails here starts again on its next use.
+        """
+        await asyncio.gather(*map(_warm, self._renderers))
 
     @property
     def has_chat(self) -> bool:
@@ -280,6 +290,16 @@ def replay(sink: TokenSink, token_ids: Sequence[int]) -> Generator[int, None, No
     for token_id in token_ids:
         sink.push(token_id)
         yield TOKEN_COST
+
+
+async def _warm(renderer: ChatTemplate) -> None:
+    try:
+        await renderer.render([ChatMessage("user", "Hello")], timeout_s=_WARM_UP_S)
+    except InvalidArgument:
+        # The template wants other messages, and its process has started.
+        return
+    except KvRelayError as error:
+        log.warning("chat_template_warm_up_failed", reason=error.message)
 
 
 def _unless_absent(load: Callable[[str], T], folder: str) -> T | None:

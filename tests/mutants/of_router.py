@@ -533,4 +533,20 @@ MUTANTS = (
             "unit/router/runtime/test_odd_events.py::test_a_worker_with_another_vocabulary_is_shown_and_left_alone",
         ),
     ),
+    Mutant(
+        "gRPC leaves child processes alone",
+        "kvrelay/cli/main.py",
+        'os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"',
+        'os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "1"',
+        ("unit/cli/test_child_processes.py::test_grpc_starts_no_threads_in_children",),
+    ),
+    Mutant(
+        "chat templates are warm before a router is ready",
+        "router/frontend/tokenization.py",
+        "await asyncio.gather(*map(_warm, self._renderers))",
+        "pass",
+        (
+            "unit/router/frontend/test_tokenization.py::test_after_the_warm_up_no_chat_starts_a_process",
+        ),
+    ),
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 
 from llguidance import LLMatcher
 
 from kvrelay.engine.sampling.grammar import GrammarCompiler
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.engine.sampling.matcher import Matcher
-from kvrelay.types.requests import Guidance
+from kvrelay.errors import KvRelayError
+from kvrelay.types.requests import ANY_OBJECT, Guidance
 
 # Bytes of the compiled grammars' sources. A compiled grammar takes up to 400 times its source.
 MAX_COMPILED = 2**18
@@ -29,6 +31,13 @@ class Grammars:
         self._compiled: OrderedDict[Guidance, LLMatcher] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Starts the process of the trial and reads the vocabulary, so that no request waits for
+        that. If it fails, the requests with guidance show the reason.
+        """
+        with suppress(KvRelayError):
+            self.open(ANY_OBJECT, (), 0)
 
     def open(self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,30 @@ async def test_cancelled_chats_end_no_process_that_others_use() -> None:
         assert began
     finally:
         await text.close()
+
+
+async def test_after_the_warm_up_no_chat_starts_a_process() -> None:
+    text = Text.load(DEMO)
+    try:
+        await text.warm_up()
+        began = [one._process for one in text._renderers]
+        assert None not in began
+        await asyncio.gather(
+            *(text.encode_chat([ChatMessage("user", "hello")]) for _ in range(len(began)))
+        )
+        assert [one._process for one in text._renderers] == began
+    finally:
+        await text.close()
+
+
+async def test_a_template_that_refuses_a_greeting_or_does_not_start_ends_no_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strange = Text(None, [ChatTemplate("{{ raise_exception('not this') }}", {})])
+    try:
+        await strange.warm_up()
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        await Text.load(DEMO).warm_up()
+    finally:
+        await strange.close()
+    await Text(None, []).warm_up()

@@ -1,0 +1,174 @@
+"""Compares the first request of each kind on a freshly started cluster with its tenth.
+
+    python benchmarks/first_requests.py
+
+Each kind gets a cluster of its own, so nothing that an earlier kind warmed up helps it. Prompts of
+a kind have the same length and no common prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvrelay.config.config_file import load_config
+from kvrelay.launch.local_cluster import LocalCluster
+
+Body = dict[str, Any]
+# The request whose time counts as the usual one is the median of the last REPEATS requests.
+REQUESTS, REPEATS = 12, 5
+LONG, SHORT = 200, 12
+WORDS = (
+    "girl",
+    "dog",
+    "forest",
+    "river",
+    "bread",
+    "small",
+    "warm",
+    "coat",
+    "house",
+    "door",
+    "king",
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+TOOL = {
+    "name": "calculate",
+    "description": "Calculates an expression.",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
+OPTIONS: Body = {"max_tokens": 16, "temperature": 0, "stream": True}
+
+
+def words(random: Random, count: int) -> str:
+    """`count` random words, one or two tokens each."""
+    return " ".join(random.choice(WORDS) for _ in range(count))
+
+
+def completion(count: int, **options: object) -> Callable[[Random], tuple[str, Body]]:
+    """A request to /v1/completions with a prompt of `count` words."""
+    return lambda random: (
+        "/v1/completions",
+        {**OPTIONS, "prompt": words(random, count), **options},
+    )
+
+
+def chat(count: int, **options: object) -> Callable[[Random], tuple[str, Body]]:
+    """A request to /v1/chat/completions with a message of `count` words."""
+    return lambda random: (
+        "/v1/chat/completions",
+        {**OPTIONS, "messages": [{"role": "user", "content": words(random, count)}], **options},
+    )
+
+
+KINDS: dict[str, Callable[[Random], tuple[str, Body]]] = {
+    "text, disaggregated": completion(LONG),
+    "text, local": completion(SHORT),
+    "text, sampled": completion(LONG, temperature=1, top_p=0.9, top_k=50, seed=1),
+    "text, penalties": completion(LONG, frequency_penalty=0.5, logit_bias={"5": 1}),
+    "text, logprobs": completion(LONG, logprobs=5),
+    "text, prompt scores": completion(LONG, logprobs=1, echo=True, stream=False),
+    "chat, disaggregated": chat(LONG),
+    "chat, local": chat(SHORT),
+    "chat with tools": chat(LONG, tools=[{"type": "function", "function": TOOL}]),
+    "JSON schema": chat(
+        LONG,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": SCHEMA},
+        },
+    ),
+    "Responses": lambda random: (
+        "/v1/responses",
+        {
+            "input": words(random, LONG),
+            "max_output_tokens": 16,
+            "temperature": 0,
+            "stream": True,
+        },
+    ),
+    "Messages": lambda random: (
+        "/v1/messages",
+        {**OPTIONS, "messages": [{"role": "user", "content": words(random, LONG)}]},
+    ),
+}
+
+
+async def first_byte(http: httpx.AsyncClient, path: str, body: Body) -> float:
+    """Seconds until the first event of the answer that carries text, or the whole answer."""
+    start = time.perf_counter()
+    first = None
+    async with http.stream("POST", path, json={"model": "demo", **body}) as answer:
+        if answer.status_code != 200:
+            raise typer.BadParameter(f"{path}: {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if first is None and has_text(line):
+                first = time.perf_counter() - start
+    return time.perf_counter() - start if first is None else first
+
+
+def has_text(line: str) -> bool:
+    """Tells whether an event carries a part of the answer, and not only its beginning."""
+    if not line.startswith("data: {"):
+        return False
+    event = json.loads(line.removeprefix("data: "))
+    if choices := event.get("choices"):
+        delta = choices[0].get("delta", choices[0])
+        return any(delta.get(key) for key in ("content", "text", "tool_calls", "reasoning_content"))
+    return str(event.get("type", "")).endswith("delta")
+
+
+async def measure(kind: str, random: Random) -> list[float]:
+    """Seconds to the first text of each of REQUESTS requests on a new cluster."""
+    wanted: dict[str, object] = {
+        f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")
+    }
+    async with (
+        LocalCluster(load_config(None, wanted), quiet=True) as cluster,
+        httpx.AsyncClient(base_url=cluster.endpoints.http, timeout=60) as http,
+    ):
+        # The connection is not what is measured.
+        await http.get("/health")
+        return [await first_byte(http, *KINDS[kind](random)) for _ in range(REQUESTS)]
+
+
+def main(
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Kind of request; repeatable. Default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    limit: Annotated[float, typer.Option(help="Largest accepted ratio.")] = 1.5,
+) -> None:
+    """Measure each kind of request. The exit code is 1 if a ratio is larger than --limit."""
+    if unknown := set(kind or ()) - KINDS.keys():
+        raise typer.BadParameter(f"{unknown.pop()!r} is unknown; allowed are {', '.join(KINDS)}.")
+    table = Table("kind", "first, ms", "second", f"median of the last {REPEATS}", "first / median")
+    random, slow = Random(seed), []
+    for name in kind or KINDS:
+        times = asyncio.run(measure(name, random))
+        usual = statistics.median(times[-REPEATS:])
+        ratio = times[0] / usual
+        table.add_row(name, *(f"{1000 * s:.1f}" for s in (*times[:2], usual)), f"{ratio:.2f}")
+        if ratio > limit:
+            slow.append(name)
+    Console().print(table)
+    if slow:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
