@@ -43,8 +43,10 @@ _QUIET_RAY = {
     # Ray's default of 30 s is too short for a machine whose cores are all busy.
     "RAY_gcs_server_port_wait_time_s": "60",
 }
-# On a busy machine Ray's gcs_server seldom hangs at its start. It then starts again.
+# On a busy machine Ray's gcs_server hangs at its start at times, or its raylet takes too long. Ray
+# then starts again.
 _STARTS = 2
+_PROCESSES = ("gcs_server", "raylet")
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 log = get_logger(__name__)
@@ -160,10 +162,13 @@ class RayCluster:
                     namespace="kvrelay",
                 )
                 break
-            except RuntimeError as error:
-                _end_gcs_server(before)
+            # Ray raises plain Exception for a raylet that takes too long.
+            except Exception as error:
+                _end_ray(before)
                 if not left:
-                    raise
+                    raise RuntimeError(
+                        f"{error} after {_STARTS} tries; try again while the machine is less busy"
+                    ) from error
                 log.warning("ray_starts_again", reason=str(error))
         self._raylet = next(pid for pid in family(os.getpid()) if command_of(pid) == "raylet")
 
@@ -175,13 +180,13 @@ class RayCluster:
         ray.init(address=address, logging_level="error", namespace="kvrelay")
 
 
-def _end_gcs_server(before: Collection[int]) -> None:
-    """Ends the gcs_server of a start that failed, which Ray leaves behind. `before` are the
+def _end_ray(before: Collection[int]) -> None:
+    """Ends the processes of a start that failed, which Ray leaves behind. `before` are the
     processes before the start.
     """
     ray.shutdown()
     for pid in family(os.getpid()):
-        if pid not in before and command_of(pid) == "gcs_server":
+        if pid not in before and command_of(pid) in _PROCESSES:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -100,6 +100,33 @@ def test_a_local_ray_whose_gcs_server_hangs_starts_again(monkeypatch: pytest.Mon
     gc.collect()
 
 
+# Ray waits 30 s for its raylet.
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.parametrize("hangs", [1, 2])
+def test_a_local_ray_whose_raylet_hangs_starts_again_or_says_so(
+    monkeypatch: pytest.MonkeyPatch, hangs: int
+) -> None:
+    start, hung = services.start_raylet, list[int]()
+
+    def hang(*arguments: Any, **named: Any) -> Any:
+        process = start(*arguments, **named)
+        if len(hung) < hangs:
+            hung.append(process.process.pid)
+            process.process.send_signal(signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(services, "start_raylet", hang)
+    if hangs == 1:
+        with RayCluster(num_cpus=1):
+            assert ray.cluster_resources()["CPU"] == 1
+    else:
+        with pytest.raises(Unavailable, match="less busy"), RayCluster(num_cpus=1):
+            pass
+    assert not any(command_of(one) == "raylet" for one in hung)
+    gc.collect()
+
+
 async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
