@@ -5,20 +5,20 @@ A prebuilt library (kvrelay.compiler.prebuilt) is used instead if there is one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
 import platform
-import shlex
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvrelay.compiler import prebuilt
+from kvrelay.compiler.compiler_process import CompilerFailed, run_compiler
 
 
 class NativeUnavailable(Exception):
@@ -50,7 +50,7 @@ def compiled(sources: Path) -> ctypes.CDLL:
     try:
         if path is None:
             compiler = find_compiler()
-            path = _cache_folder() / f"{sources.parent.name}-{key(compiler, sources)}.so"
+            path = _library(compiler, sources)
             if not path.exists():
                 build(compiler, sources, path)
         return ctypes.CDLL(str(path))
@@ -60,6 +60,20 @@ def compiled(sources: Path) -> ctypes.CDLL:
             f"another folder"
         )
         raise NativeUnavailable(message) from error
+
+
+def is_compiled(sources: Path) -> bool:
+    """Whether `compiled` returns at once. Also True if nothing can be compiled here."""
+    if prebuilt.find(sources, frozenset(_processor().split())) is not None:
+        return True
+    try:
+        return _library(find_compiler(), sources).exists()
+    except NativeUnavailable:
+        return True
+
+
+def _library(compiler: list[str], sources: Path) -> Path:
+    return _cache_folder() / f"{sources.parent.name}-{key(compiler, sources)}.so"
 
 
 def find_compiler() -> list[str]:
@@ -122,35 +136,50 @@ def build(
     """Compiles the sources into the library `path`. `options` follow FLAGS; the last option of each
     kind takes effect. `timeout_s` is per run of the compiler.
 
-    Processes that build at the same time write separate files. The process that renames its file
-    last determines the result. Raises NativeUnavailable.
+    Of several processes, one builds and the others wait. Files that were compiled when a process
+    ended are not compiled again. Raises NativeUnavailable.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    command = [*compiler, *FLAGS, *options]
+    folder = path.with_name(f"{path.stem}-{key(command, sources)}.build")
+    with _only_builder(folder):
+        if path.exists():
+            shutil.rmtree(folder)
+            return
         files = sorted(sources.glob("*.cpp"))
-        objects = [Path(folder, file.name).with_suffix(".o") for file in files]
+        objects = [(folder / file.name).with_suffix(".o") for file in files]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             compiled = [
-                pool.submit(
-                    _run,
-                    [*compiler, *FLAGS, *options, "-c", str(file), "-o", str(target)],
-                    timeout_s,
-                )
+                pool.submit(_make, [*command, "-c", str(file)], target, timeout_s)
                 for file, target in zip(files, objects, strict=True)
+                if not target.exists()
             ]
             for done in compiled:
                 done.result()
-        linked = Path(folder, path.name)
-        link = [*compiler, *FLAGS, *options, "-shared", *map(str, objects), "-o", str(linked)]
-        _run(link, timeout_s)
-        linked.rename(path)
+        _make([*command, "-shared", *map(str, objects)], path, timeout_s, folder)
+        shutil.rmtree(folder)
 
 
-def _run(command: list[str], timeout_s: float) -> None:
+@contextlib.contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Creates the folder and waits until no other process builds in it."""
+    while True:
+        folder.mkdir(exist_ok=True, mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # The builder before may have removed the folder.
+            if folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _make(command: list[str], target: Path, timeout_s: float, folder: Path | None = None) -> None:
+    """Runs the compiler for one file, which exists afterwards only if it is complete."""
+    unfinished = (folder or target.parent) / f"{target.name}.part"
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.CalledProcessError as error:
-        raise NativeUnavailable(
-            f"{shlex.join(command)} failed: {error.stderr.strip()[-500:]}"
-        ) from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"{shlex.join(command)}: {error}") from error
+        run_compiler([*command, "-o", str(unfinished)], timeout_s)
+    except CompilerFailed as error:
+        raise NativeUnavailable(str(error)) from error
+    unfinished.rename(target)
