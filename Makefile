@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 
 # Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
+	@echo "Installing into $(VENV): about 2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
@@ -15,6 +16,7 @@ venv: $(VENV)/.installed
 
 demo: venv
 	$(BIN)/kvrelay demo
+	@echo "Next: $(BIN)/kvrelay serve"
 
 # JOBS processes run the unit tests; each file runs in one process. CLUSTER_JOBS processes run the
 # tests of whole clusters. Tests that share a cluster run in one process, so the cluster starts

@@ -73,7 +73,7 @@ def chat(
             "seed": seed,
         }
         conversation = Conversation(client, system, ledger, options)
-        if sys.stdin.isatty():
+        if _is_terminal():
             print(f"{model or served} at {target}. /help lists commands, Ctrl-D ends.")
         for line in _lines():
             if not conversation.take(line):
@@ -165,10 +165,15 @@ class Conversation:
         self._notes.print(text, style="dim")
 
 
+def _is_terminal() -> bool:
+    # None if the process was started without stdin.
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _lines() -> Iterator[str]:
     """Yields the lines of stdin until its end. On a terminal, with a prompt and a history."""
-    if not sys.stdin.isatty():
-        yield from sys.stdin
+    if not _is_terminal():
+        yield from sys.stdin or ()
         return
     history = _open_history()
     try:

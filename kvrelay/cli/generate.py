@@ -126,6 +126,8 @@ def _prompt(argument: str, file: Path | None) -> str:
                 "there is no prompt; give PROMPT, - for stdin, or --file FILE."
             )
         return argument
+    if file is None and sys.stdin is None:
+        raise InvalidArgument("stdin is closed; give PROMPT or --file FILE", field="prompt")
     name = "stdin" if file is None else str(file)
     try:
         raw = sys.stdin.buffer.read() if file is None else file.read_bytes()

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.status import Status
 
 from kvrelay.cli.views import render
+from kvrelay.compiler.compiled import is_compiled
 from kvrelay.config.listen import ListenConfig
 from kvrelay.types.workers import POOLS, PoolName
 
@@ -26,12 +29,17 @@ if TYPE_CHECKING:
     from kvrelay.launch.model_download import ModelDownload
 
 _POLL_S = 0.3
-_QUESTION = '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "stream": true}'
+_ROOT = Path(__file__).parents[2]
+KERNELS = (_ROOT / "kvrelay" / "engine" / "native" / "kernels", _ROOT / "kv_transfer" / "kernels")
+_QUESTION = (
+    '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0, '
+    '"stream": true}'
+)
 _PROMPT = (
-    "Once upon a time there was a little girl who lived with her mother and her father in a small "
-    "house near the forest. Every morning she took her red basket, put on her warm coat and went "
-    "to the river to fetch water and to look for flowers. One day she met a big grey dog, who "
-    "asked her for a piece of bread. The girl"
+    "There was once a shy little girl named Kira, who lived in a tree house in the forest. "
+    "She had a good friend, a mouse named Yara. One morning Kira was in the forest when "
+    'she heard a cry. It was Yara. "Please help me!" she cried. Yara was stuck in a thorn '
+    "bush and could not get out. Kira thought for a moment."
 )
 
 
@@ -48,10 +56,15 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
     while True:
         shown |= await cluster.worker_states()
         if shown or cluster.download is None or cluster.download.is_complete:
-            status.update(progress_line(shown))
+            status.update(progress_line(shown, compiles=compiles_kernels()))
         else:
             status.update(await asyncio.to_thread(download_line, cluster.download))
         await asyncio.sleep(_POLL_S)
+
+
+def compiles_kernels() -> bool:
+    """Whether the workers of this machine still have to compile their kernels."""
+    return not all(map(is_compiled, KERNELS))
 
 
 def download_line(download: ModelDownload) -> str:
@@ -67,12 +80,17 @@ def download_line(download: ModelDownload) -> str:
     )
 
 
-def progress_line(states: Mapping[str, str]) -> str:
-    """Returns one line for the states of the workers, by worker."""
+def progress_line(states: Mapping[str, str], compiles: bool = False) -> str:
+    """Returns one line for the states of the workers, by worker. `compiles`: they compile their
+    kernels.
+    """
     if not states:
         return "starting Redis and Ray"
-    return "starting workers: " + ", ".join(
-        f"{worker} {state}" for worker, state in sorted(states.items())
+    note = " (compiling kernels, once for this processor: about a minute)" if compiles else ""
+    return (
+        "starting workers: "
+        + ", ".join(f"{worker} {state}" for worker, state in sorted(states.items()))
+        + note
     )
 
 
@@ -80,14 +98,19 @@ def print_next_steps(
     console: Console, config: ClusterConfig, endpoints: Endpoints, log_file: Path
 ) -> None:
     """Prints what a user can do with the cluster."""
-    text = next_steps(config, endpoints, log_file)
+    text = next_steps(config, endpoints, log_file, own_command())
     # Commands must be copied as they are, so nothing breaks their lines.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def next_steps(config: ClusterConfig, endpoints: Endpoints, log_file: Path) -> str:
+def next_steps(
+    config: ClusterConfig,
+    endpoints: Endpoints,
+    log_file: Path,
+    command: Sequence[str] = ("kvrelay",),
+) -> str:
     """Returns the text of `print_next_steps`. Commands are on lines of their own, so that they can
-    be copied.
+    be copied. `command`: the words that start kvrelay.
     """
     workers = " and ".join(
         f"{count} {pool} worker{'s' * (count != 1)}"
@@ -111,14 +134,27 @@ def next_steps(config: ClusterConfig, endpoints: Endpoints, log_file: Path) -> s
     else:
         steps += [
             "In another terminal, a prompt that takes both pools, with the time per phase:",
-            shlex.join(["kvrelay", "generate", *target, "--ledger", _PROMPT]),
+            shlex.join([*command, "generate", *target, "--ledger", _PROMPT]),
             "The same cluster over HTTP:",
             f"curl -sN {endpoints.http}/v1/chat/completions \\",
             f"    -H 'content-type: application/json' -d {shlex.quote(_QUESTION)}",
             "Pools and workers:",
-            shlex.join(["kvrelay", "status", *admin]),
+            shlex.join([*command, "status", *admin]),
         ]
     return "\n".join(steps)
+
+
+def own_command() -> list[str]:
+    """Returns the words that start this command in the user's shell: `kvrelay` if PATH finds the
+    one that runs, else its path.
+    """
+    running = Path(sys.argv[0])
+    found = shutil.which("kvrelay")
+    if found is not None and running.name == "kvrelay" and Path(found).samefile(running):
+        return ["kvrelay"]
+    if running.name == "kvrelay":
+        return [sys.argv[0]]
+    return [sys.executable, "-m", "kvrelay"]
 
 
 def _counts(config: ClusterConfig) -> dict[PoolName, int]:

@@ -76,10 +76,10 @@ class ChildCommand:
             return ConfigError(
                 reason
                 or f"the {self.name} rejected the model or the configuration; the reason is "
-                "in the log above"
+                "in the log"
             )
         return Unavailable(
-            reason or f"the {self.name} ended with exit code {code}; its log is above"
+            reason or f"the {self.name} ended with exit code {code}; the log has the cause"
         )
 
     def _reason(self) -> str:

@@ -99,7 +99,8 @@ class Access:
         if not authorization:
             self.refusals += 1
             raise Unauthenticated(
-                "this cluster requires a token; send the header `authorization: Bearer TOKEN`"
+                "this cluster requires a token; send the header `authorization: Bearer TOKEN`, or "
+                "give kvrelay's commands --token-file"
             )
         scheme, _, token = authorization[0].partition(" ")
         if len(authorization) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:

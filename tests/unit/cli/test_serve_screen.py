@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvrelay.cli.main import run
-from kvrelay.cli.serve_screen import next_steps, progress_line
+from kvrelay.cli.serve_screen import next_steps, own_command, progress_line
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
@@ -54,8 +55,24 @@ def test_progress_names_each_worker() -> None:
     assert progress_line({}) == "starting Redis and Ray"
     line = progress_line({"prefill-0": "ready", "decode-0": "starting"})
     assert line == "starting workers: decode-0 starting, prefill-0 ready"
+    assert "compiling kernels" in progress_line({"decode-0": "starting"}, compiles=True)
 
 
 def test_two_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "demo", "--model", "other"]) == 2
     assert "MODEL is demo and --model is other" in capsys.readouterr().err
+
+
+def test_the_command_is_as_the_user_called_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "kvrelay"
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o700)
+    monkeypatch.setattr(sys, "argv", [str(installed)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert own_command() == [str(installed)]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert own_command() == ["kvrelay"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/kvrelay/__main__.py"])
+    assert own_command() == [sys.executable, "-m", "kvrelay"]
