@@ -19,7 +19,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
+from kvrelay.messages import CacheUpdate, Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
@@ -102,10 +102,14 @@ class Session:
         await self._channel.close()
 
     async def _next(self) -> Event | Welcome:
-        async with asyncio.timeout(60):
-            message = await self._call.read()
-        assert message is not grpc.aio.EOF, "the worker ended the session"
-        return event_from_proto(message)
+        """The next event that is not about the prefix cache; those come in between at any time."""
+        while True:
+            async with asyncio.timeout(60):
+                message = await self._call.read()
+            assert message is not grpc.aio.EOF, "the worker ended the session"
+            event = event_from_proto(message)
+            if not isinstance(event, CacheUpdate):
+                return event
 
 
 async def load_of(info: WorkerInfo, credentials: Credentials | None = None) -> WorkerLoad:
