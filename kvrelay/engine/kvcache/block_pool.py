@@ -81,6 +81,11 @@ class BlockPool:
         """Blocks that a lookup can find, cached or held."""
         return len(self._hash_of)
 
+    @property
+    def named_hashes(self) -> Iterable[bytes]:
+        """The hashes of all findable blocks."""
+        return self._block_of.keys()
+
     def hashes(self, start: int, end: int) -> list[bytes]:
         """The hashes of the findable blocks among the blocks `start` to `end` - 1."""
         found = map(self._hash_of.get, range(start, min(end, self.num_blocks)))
