@@ -42,9 +42,11 @@ class CacheFeeds:
     is in a later update. So the router knows the cache after the last part.
     """
 
-    def __init__(self, pool: BlockPool, clock: Clock) -> None:
+    def __init__(self, pool: BlockPool, clock: Clock, part_blocks: int = MAX_KEYS) -> None:
+        """`part_blocks`: blocks that one part of a snapshot covers, and most keys of an update."""
         self._pool = pool
         self._clock = clock
+        self._part_blocks = part_blocks
         self._feeds: dict[RouterSession, _Feed] = {}
         self._opened = asyncio.Event()
         # Snapshots begun since the start.
@@ -81,14 +83,16 @@ class CacheFeeds:
         """Sends updates and snapshots until cancelled."""
         while True:
             self._opened.clear()
-            self.flush()
-            self._send_parts()
-            if self._behind():
-                await asyncio.sleep(PART_PAUSE_S)
-                continue
+            pause_s = self.step()
             with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
+                async with asyncio.timeout(pause_s):
                     await self._opened.wait()
+
+    def step(self) -> float:
+        """Sends what is due. Returns the seconds until the next step."""
+        self.flush()
+        self._send_parts()
+        return PART_PAUSE_S if self._behind() else FLUSH_S
 
     def _behind(self) -> bool:
         """Whether a router can take another part of its snapshot now."""
@@ -111,7 +115,7 @@ class CacheFeeds:
         feed = self._feeds[session]
         start = feed.next_block
         assert start is not None, "a part belongs to a snapshot"
-        end = start + MAX_KEYS
+        end = start + self._part_blocks
         self.snapshots += start == 0
         feed.next_block = end if end < self._pool.num_blocks else None
         stored = pack_keys(self._pool.hashes(start, end))
@@ -121,8 +125,8 @@ class CacheFeeds:
         """Sends the changes in as many updates as they need. The checksum holds after the last."""
         stored, removed = changes.stored, changes.removed
         last = max(len(stored), len(removed)) - 1
-        for start in range(0, last + 1, MAX_KEYS):
-            part = slice(start, start + MAX_KEYS)
+        for start in range(0, last + 1, self._part_blocks):
+            part = slice(start, start + self._part_blocks)
             self._send(
                 session,
                 feed,

@@ -19,9 +19,6 @@ class Changes:
     # There were too many changes, and these are not all.
     overflow: bool = False
 
-    def __bool__(self) -> bool:
-        return bool(self.stored or self.removed or self.overflow)
-
 
 class ChangeJournal:
     """The net changes of the findable hashes, and the checksum of all of them.
