@@ -14,7 +14,7 @@ from collections.abc import Iterable
 KEY_BYTES = 8
 # Most keys in one update of a cache.
 MAX_KEYS = 2**13
-# The only tier so far: the memory that the model attends in. See KvTier in worker.proto.
+# The only tier so far: the memory that the model attends in.
 DEVICE_TIER = 0
 
 

@@ -1,18 +1,12 @@
 from kvrelay.v1 import cluster_pb2 as _cluster_pb2
 from kvrelay.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class KvTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    KV_TIER_DEVICE: _ClassVar[KvTier]
-KV_TIER_DEVICE: KvTier
 
 class SequenceSpec(_message.Message):
     __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "sampling", "salt", "priority", "deadline_s", "tenant", "weight", "itl_s")
@@ -263,12 +257,12 @@ class CacheUpdate(_message.Message):
     number: int
     begins: bool
     complete: bool
-    tier: KvTier
+    tier: int
     stored: bytes
     removed: bytes
     blocks: int
     checksum: int
-    def __init__(self, number: _Optional[int] = ..., begins: bool = ..., complete: bool = ..., tier: _Optional[_Union[KvTier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., blocks: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., begins: bool = ..., complete: bool = ..., tier: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., blocks: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "reserved", "refused", "tokens", "handed_off", "failed", "cache")

@@ -17,12 +17,14 @@ class CacheReplica:
     """Exact once the first snapshot is complete, up to what has changed since the last update.
 
     If an update is missing, or the checksum differs, the replica wants a snapshot and keeps what it
-    has until that begins. A wrong replica costs time and never changes tokens: workers compare the
-    content of the blocks that they find.
+    has until that is complete. A wrong replica costs time and never changes tokens: workers compare
+    the content of the blocks that they find.
     """
 
     def __init__(self) -> None:
         self._blocks = BlockSet()
+        # The snapshot that is coming in. Until it is complete, lookups use the blocks before it.
+        self._coming = self._blocks
         # Number of the last update.
         self._number = 0
         # Updates are ignored until the next snapshot.
@@ -62,26 +64,29 @@ class CacheReplica:
 
     def _apply(self, update: CacheUpdate) -> None:
         if update.begins:
-            self._blocks = BlockSet()
+            self._coming = BlockSet()
+            if not self._blocks:
+                self._blocks = self._coming
             self._lost = False
             self.snapshots += 1
         if self._lost:
             return
         try:
             if update.begins:
-                self._blocks.reserve(min(max(0, update.blocks), MOST_BLOCKS))
-            self._blocks.remove(unpack_keys(update.removed))
-            self._blocks.add(unpack_keys(update.stored))
+                self._coming.reserve(min(max(0, update.blocks), MOST_BLOCKS))
+            self._coming.remove(unpack_keys(update.removed))
+            self._coming.add(unpack_keys(update.stored))
         except ClusteredKeys:
             self._give_up()
             return
         self.exact = False
-        if len(self._blocks) > MOST_BLOCKS:
+        if len(self._coming) > MOST_BLOCKS:
             self._give_up()
         elif update.complete:
             self._check(update)
 
     def _check(self, update: CacheUpdate) -> None:
+        self._blocks = self._coming
         if (len(self._blocks), self._blocks.checksum) == (update.blocks, update.checksum):
             self.exact = True
             self._pause_s = RESYNC_S[0]
@@ -90,7 +95,7 @@ class CacheReplica:
 
     def _give_up(self) -> None:
         """Forgets the content, which no honest worker has."""
-        self._blocks = BlockSet()
+        self._blocks = self._coming = BlockSet()
         self._lose()
 
     def _lose(self) -> None:

@@ -278,17 +278,26 @@ class KnownCaches(RuleBasedStateMachine):
         self.settle()
 
     def check_prediction(self, worker_id: str, prompt: list[int], salt: str) -> None:
-        """The router predicts what a sequence that came now would find."""
+        """The router predicts what a sequence that came now would find.
+
+        If the block before a cached one was evicted and computed again, the cache has the block and
+        its hash, but another content before it, and does not find it.
+        """
         cache = self.caches[worker_id]
         hasher = cache.hasher(salt)
         hasher.extend(prompt)
+        unlike = cache.pool.collisions
         found = cache.match(hasher, len(prompt) - 1)
+        unlike = cache.pool.collisions - unlike
         cache.release(found)
         blocks = PromptBlocks(cache.hasher(salt))
         blocks.extend(prompt)
         for index in self.indexes:
             predicted = index.predict(worker_id, blocks, len(prompt), [])
-            assert predicted == (len(found) * SIZE, 0)
+            if unlike:
+                assert predicted > (len(found) * SIZE, 0)
+            else:
+                assert predicted == (len(found) * SIZE, 0)
 
 
 TestKnownCaches = KnownCaches.TestCase
