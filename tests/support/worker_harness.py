@@ -103,13 +103,15 @@ class Session:
 
     async def _next(self) -> Event | Welcome:
         """The next event that is not about the prefix cache; those come in between at any time."""
-        while True:
-            async with asyncio.timeout(60):
-                message = await self._call.read()
-            assert message is not grpc.aio.EOF, "the worker ended the session"
-            event = event_from_proto(message)
-            if not isinstance(event, CacheUpdate):
-                return event
+        while isinstance(event := await self.any_event(), CacheUpdate):
+            pass
+        return event
+
+    async def any_event(self) -> Event | Welcome:
+        async with asyncio.timeout(60):
+            message = await self._call.read()
+        assert message is not grpc.aio.EOF, "the worker ended the session"
+        return event_from_proto(message)
 
 
 async def load_of(info: WorkerInfo, credentials: Credentials | None = None) -> WorkerLoad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrelay.types.block_keys import block_key
+from kvrelay.types.block_keys import KEY_BYTES
 
 # Changed hashes that are remembered. Beyond, routers get a new snapshot.
 MOST_CHANGES = 2**16
@@ -46,12 +46,12 @@ class ChangeJournal:
         self._record(hash, False)
 
     def _record(self, hash: bytes, held: bool) -> None:
-        self.checksum ^= block_key(hash)
-        if len(self._changes) < MOST_CHANGES:
-            # A hash that is stored and removed again stays in here: a snapshot that is being sent
-            # may have passed its old block and not reached its new block.
-            self._changes[hash] = held
-        else:
+        self.checksum ^= int.from_bytes(hash[:KEY_BYTES], "little")
+        # A hash that is stored and removed again stays in here: a snapshot that is being sent may
+        # have passed its old block and not reached its new block.
+        self._changes[hash] = held
+        if len(self._changes) > MOST_CHANGES:
+            del self._changes[hash]
             self._overflow = True
 
     def drain(self) -> Changes:

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 Keys = NDArray[np.uint64]
 
 _LEAST_SLOTS = 256
-# The table doubles when it is fuller than this. 12 to 24 bytes a key.
-_FULL = 2 / 3
+# The table doubles when it is fuller than this. 16 to 32 bytes a key.
+_FULL = 1 / 2
 # Longest search for a new key. Keys are random, and among a million of them the longest search
-# takes about 200 steps. Only keys that somebody has chosen need more.
+# takes less than 100 steps. Only keys that somebody has chosen need more.
 _MOST_STEPS = 512
-# Keys that `match` looks up one by one, before it looks up the others together.
+# Keys that `match` looks up one by one, before it looks up others together: so many at first, and
+# each time this many times more, up to the most.
 _FIRST = 8
-_TOGETHER = 1024
+_TOGETHER, _MORE, _MOST_TOGETHER = 256, 4, 4096
 
 
 class ClusteredKeys(Exception):
@@ -104,11 +105,14 @@ class BlockSet:
         for index, key in enumerate(keys[:_FIRST].tolist()):
             if key not in self:
                 return index
-        for start in range(_FIRST, len(keys), _TOGETHER):
-            part = keys[start : start + _TOGETHER]
+        start, size = _FIRST, _TOGETHER
+        while start < len(keys):
+            part = keys[start : start + size]
             count = self._match(part)
+            start += count
             if count < len(part):
-                return start + count
+                return start
+            size = min(_MORE * size, _MOST_TOGETHER)
         return len(keys)
 
     def _match(self, keys: Keys) -> int:

@@ -305,5 +305,6 @@ TestKnownCaches.settings = settings(max_examples=25, stateful_step_count=40, dea
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 class TestLongHistories(KnownCaches.TestCase):  # type: ignore[misc]
-    settings = settings(max_examples=100, stateful_step_count=1000, deadline=None)
+    settings = settings(max_examples=20, stateful_step_count=1000, deadline=None)
