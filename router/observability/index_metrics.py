@@ -20,16 +20,12 @@ class IndexCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of indexed blocks, snapshots and gaps."""
         index = self._dispatcher.index
-        labels = ("pool", "worker", "model_name")
-        blocks = GaugeMetricFamily(
-            "kvrelay_prefix_index_blocks",
-            "Blocks that the router knows in the worker's prefix cache.",
-            labels=labels,
+        blocks = self._gauge(
+            "prefix_index_blocks", "Blocks that the router knows in the worker's prefix cache."
         )
-        exact = GaugeMetricFamily(
-            "kvrelay_prefix_index_exact",
+        exact = self._gauge(
+            "prefix_index_exact",
             "1 if the router knew the worker's prefix cache exactly at the last update, else 0.",
-            labels=labels,
         )
         for info in self._dispatcher.workers:
             replica = index.replica(info.worker_id)
@@ -47,6 +43,9 @@ class IndexCollector(Collector):
             "Updates of prefix caches that were missing or did not fit.",
             index.gaps,
         )
+
+    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"kvrelay_{name}", text, labels=("pool", "worker", "model_name"))
 
     def _counter(self, name: str, text: str, value: int) -> Metric:
         family = CounterMetricFamily(f"kvrelay_{name}", text, labels=("model_name",))
