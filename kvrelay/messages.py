@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.errors import Code
+from kvrelay.types.block_keys import DEVICE_TIER
 from kvrelay.types.requests import (
     FinishReason,
     Handoff,
@@ -108,7 +109,12 @@ class Abort:
     attempt: int
 
 
-Command = Reserve | Prefill | RunLocal | Renew | Abort
+@dataclass(frozen=True, slots=True)
+class ResyncCache:
+    """To any worker: send a new snapshot of the prefix cache, because an update is missing."""
+
+
+Command = Reserve | Prefill | RunLocal | Renew | Abort | ResyncCache
 
 
 # Events
@@ -197,4 +203,25 @@ class Failed:
         return self.code is Code.INTERNAL and self.message.startswith(SEQUENCE_FAULT)
 
 
-Event = Reserved | Refused | TokenBatch | HandedOff | Failed
+@dataclass(frozen=True, slots=True)
+class CacheUpdate:
+    """Which blocks the prefix cache of a worker holds: a part of a snapshot, or what has changed.
+
+    `stored` and `removed` are packed block keys; see `kvrelay.types.block_keys`.
+    """
+
+    # Counts the updates of a session from 1. A gap means that an update is lost.
+    number: int
+    # First part of a snapshot: what the router knew of the tier is void.
+    begins: bool = False
+    # The router now knows the whole tier, so `blocks` and `checksum` hold for what it knows.
+    complete: bool = True
+    tier: int = DEVICE_TIER
+    stored: bytes = b""
+    removed: bytes = b""
+    # Number of blocks that the tier holds now, and the XOR of their keys.
+    blocks: int = 0
+    checksum: int = 0
+
+
+Event = Reserved | Refused | TokenBatch | HandedOff | Failed | CacheUpdate

@@ -20,12 +20,15 @@ OLDEST = 0
 GUIDANCE = "guidance"
 # A peer with this feature gives the logprobs of prompts. Others would leave them out.
 PROMPT_LOGPROBS = "prompt_logprobs"
+# A worker with this feature tells routers with this feature which blocks its prefix cache holds.
+KV_INDEX = "kv_index"
 FEATURES = (
     "full_model_id",
     "system_fingerprint",
     "unknown_ignored",
     GUIDANCE,
     PROMPT_LOGPROBS,
+    KV_INDEX,
 )
 # Most features that a peer may send. MAX_TEXT bounds the characters of each.
 MAX_FEATURES = 64

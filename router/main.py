@@ -34,6 +34,7 @@ from router.frontend.waiting_room import WaitingRoom
 from router.observability.dashboard import StatusPage
 from router.observability.defence_metrics import DefenceCollector
 from router.observability.heartbeat import Heartbeat
+from router.observability.index_metrics import IndexCollector
 from router.observability.loop_metrics import LoopStallCollector
 from router.observability.metrics import ClusterCollector, Metrics
 from router.observability.observers import Observers
@@ -124,6 +125,7 @@ async def run_router(
     driver = Driver(config, registry, router_id, clock, observers, credentials, card.misfit)
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
     metrics.registry.register(DefenceCollector(card.info.id, driver.dispatcher))
+    metrics.registry.register(IndexCollector(card.info.id, driver.dispatcher))
     stalls = LoopStalls("router")
     metrics.registry.register(LoopStallCollector(card.info.id, "router", stalls.counts))
     slices = LoopSlices()

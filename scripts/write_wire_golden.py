@@ -49,6 +49,11 @@ WORDS = {
     "path": "local",
     "address": "127.0.0.1:50051",
 }
+# Values of fields of bytes that have to be whole keys.
+KEYS = {
+    "CacheUpdate.stored": bytes(range(1, 17)),
+    "CacheUpdate.removed": bytes(range(17, 25)),
+}
 CONVERTERS = {
     "SessionRequest": worker.command_from_proto,
     "SessionResponse": worker.event_from_proto,
@@ -155,7 +160,8 @@ def _scalar(field: FieldDescriptor) -> Any:
         case FieldDescriptor.CPPTYPE_BOOL:
             return True
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
-            return f"{field.name} {field.number}".encode()
+            whole = f"{field.containing_type.name}.{field.name}"
+            return KEYS.get(whole) or f"{field.name} {field.number}".encode()
         case FieldDescriptor.CPPTYPE_STRING:
             whole = f"{field.containing_type.name}.{field.name}"
             return WORDS.get(whole) or WORDS.get(field.name) or f"{field.name}-{field.number}"

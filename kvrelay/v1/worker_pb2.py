@@ -26,7 +26,7 @@ from kvrelay.v1 import cluster_pb2 as kvrelay_dot_v1_dot_cluster__pb2
 from kvrelay.v1 import inference_pb2 as kvrelay_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/worker.proto\x12\nkvrelay.v1\x1a\x18kvrelay/v1/cluster.proto\x1a\x1akvrelay/v1/inference.proto\"\x9e\x02\n\x0cSequenceSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x12\n\nprompt_len\x18\x04 \x01(\x05\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x17\n\ndeadline_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x06weight\x18\x14 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05itl_s\x18\x15 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_deadline_sB\t\n\x07_weightB\x08\n\x06_itl_s\"`\n\x07Reserve\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\"\x82\x02\n\rHandoffTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08lease_id\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x15\n\rcached_tokens\x18\x07 \x01(\x05\x12\x13\n\x0blayout_hash\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\x12\x11\n\ttransport\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x12\n\ncapability\x18\x0c \x01(\t\x12\x10\n\x08protocol\x18\x14 \x01(\x05\"]\n\x0cPrefixSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x12\n\ncapability\x18\x04 \x01(\t\"\x86\x01\n\x07Prefill\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\x12(\n\x06source\x18\x03 \x01(\x0b\x32\x18.kvrelay.v1.PrefixSource\"2\n\x08RunLocal\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\"1\n\x05Renew\x12\x11\n\tlease_ids\x18\x01 \x03(\x03\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\",\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"B\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12&\n\x08protocol\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"\x82\x02\n\x0eSessionRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12&\n\x07reserve\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.ReserveH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.PrefillH\x00\x12)\n\trun_local\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.RunLocalH\x00\x12\"\n\x05renew\x18\x05 \x01(\x0b\x32\x11.kvrelay.v1.RenewH\x00\x12\"\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x11.kvrelay.v1.AbortH\x00\x42\t\n\x07\x63ommand\"h\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0blending_key\x18\x03 \x01(\x0c\x12&\n\x08protocol\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"Z\n\x08Reserved\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12)\n\x06target\x18\x03 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\">\n\x07Refused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x96\x01\n\x0ePrefillTimings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\x05\x12\x16\n\x0e\x66\x65tched_tokens\x18\x05 \x01(\x05\x12\x15\n\rfetch_seconds\x18\x06 \x01(\x01\"\xfd\x01\n\x0eSequenceTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12+\n\x07prefill\x18\x07 \x01(\x0b\x32\x1a.kvrelay.v1.PrefillTimings\x12\x33\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1a.kvrelay.v1.PromptLogprobs\";\n\nTokenBatch\x12-\n\tsequences\x18\x01 \x03(\x0b\x32\x1a.kvrelay.v1.SequenceTokens\"V\n\tHandedOff\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x07handoff\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.Handoff\"L\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x91\x02\n\x0fSessionResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.kvrelay.v1.WelcomeH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.ReservedH\x00\x12&\n\x07refused\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.RefusedH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.TokenBatchH\x00\x12+\n\nhanded_off\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.HandedOffH\x00\x12$\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x12.kvrelay.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\x18\n\x16GetWorkerStatusRequest\"C\n\x17GetWorkerStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.WorkerStatus\"<\n\x0c\x44rainRequest\x12\x1a\n\rgrace_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"\x0f\n\rDrainResponse2\xf1\x01\n\rWorkerService\x12\x46\n\x07Session\x12\x1a.kvrelay.v1.SessionRequest\x1a\x1b.kvrelay.v1.SessionResponse(\x01\x30\x01\x12Z\n\x0fGetWorkerStatus\x12\".kvrelay.v1.GetWorkerStatusRequest\x1a#.kvrelay.v1.GetWorkerStatusResponse\x12<\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/worker.proto\x12\nkvrelay.v1\x1a\x18kvrelay/v1/cluster.proto\x1a\x1akvrelay/v1/inference.proto\"\x9e\x02\n\x0cSequenceSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x12\n\nprompt_len\x18\x04 \x01(\x05\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x17\n\ndeadline_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x06weight\x18\x14 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05itl_s\x18\x15 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_deadline_sB\t\n\x07_weightB\x08\n\x06_itl_s\"`\n\x07Reserve\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\"\x82\x02\n\rHandoffTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08lease_id\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x15\n\rcached_tokens\x18\x07 \x01(\x05\x12\x13\n\x0blayout_hash\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\x12\x11\n\ttransport\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x12\n\ncapability\x18\x0c \x01(\t\x12\x10\n\x08protocol\x18\x14 \x01(\x05\"]\n\x0cPrefixSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x12\n\ncapability\x18\x04 \x01(\t\"\x86\x01\n\x07Prefill\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\x12(\n\x06source\x18\x03 \x01(\x0b\x32\x18.kvrelay.v1.PrefixSource\"2\n\x08RunLocal\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.SequenceSpec\"1\n\x05Renew\x12\x11\n\tlease_ids\x18\x01 \x03(\x03\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\",\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"B\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12&\n\x08protocol\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"\r\n\x0bResyncCache\"\xb3\x02\n\x0eSessionRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12&\n\x07reserve\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.ReserveH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.PrefillH\x00\x12)\n\trun_local\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.RunLocalH\x00\x12\"\n\x05renew\x18\x05 \x01(\x0b\x32\x11.kvrelay.v1.RenewH\x00\x12\"\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x11.kvrelay.v1.AbortH\x00\x12/\n\x0cresync_cache\x18\x07 \x01(\x0b\x32\x17.kvrelay.v1.ResyncCacheH\x00\x42\t\n\x07\x63ommand\"h\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0blending_key\x18\x03 \x01(\x0c\x12&\n\x08protocol\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"Z\n\x08Reserved\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12)\n\x06target\x18\x03 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\">\n\x07Refused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x96\x01\n\x0ePrefillTimings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\x05\x12\x16\n\x0e\x66\x65tched_tokens\x18\x05 \x01(\x05\x12\x15\n\rfetch_seconds\x18\x06 \x01(\x01\"\xfd\x01\n\x0eSequenceTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12+\n\x07prefill\x18\x07 \x01(\x0b\x32\x1a.kvrelay.v1.PrefillTimings\x12\x33\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1a.kvrelay.v1.PromptLogprobs\";\n\nTokenBatch\x12-\n\tsequences\x18\x01 \x03(\x0b\x32\x1a.kvrelay.v1.SequenceTokens\"V\n\tHandedOff\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x07handoff\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.Handoff\"L\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x90\x01\n\x0b\x43\x61\x63heUpdate\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06\x62\x65gins\x18\x02 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x0c\n\x04tier\x18\x04 \x01(\x05\x12\x0e\n\x06stored\x18\x05 \x01(\x0c\x12\x0f\n\x07removed\x18\x06 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\"\xbb\x02\n\x0fSessionResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.kvrelay.v1.WelcomeH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.ReservedH\x00\x12&\n\x07refused\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.RefusedH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.TokenBatchH\x00\x12+\n\nhanded_off\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.HandedOffH\x00\x12$\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x12.kvrelay.v1.FailedH\x00\x12(\n\x05\x63\x61\x63he\x18\x07 \x01(\x0b\x32\x17.kvrelay.v1.CacheUpdateH\x00\x42\x07\n\x05\x65vent\"\x18\n\x16GetWorkerStatusRequest\"C\n\x17GetWorkerStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.kvrelay.v1.WorkerStatus\"<\n\x0c\x44rainRequest\x12\x1a\n\rgrace_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"\x0f\n\rDrainResponse2\xf1\x01\n\rWorkerService\x12\x46\n\x07Session\x12\x1a.kvrelay.v1.SessionRequest\x1a\x1b.kvrelay.v1.SessionResponse(\x01\x30\x01\x12Z\n\x0fGetWorkerStatus\x12\".kvrelay.v1.GetWorkerStatusRequest\x1a#.kvrelay.v1.GetWorkerStatusResponse\x12<\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,34 +51,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ABORT']._serialized_end=1120
   _globals['_HELLO']._serialized_start=1122
   _globals['_HELLO']._serialized_end=1188
-  _globals['_SESSIONREQUEST']._serialized_start=1191
-  _globals['_SESSIONREQUEST']._serialized_end=1449
-  _globals['_WELCOME']._serialized_start=1451
-  _globals['_WELCOME']._serialized_end=1555
-  _globals['_RESERVED']._serialized_start=1557
-  _globals['_RESERVED']._serialized_end=1647
-  _globals['_REFUSED']._serialized_start=1649
-  _globals['_REFUSED']._serialized_end=1711
-  _globals['_PREFILLTIMINGS']._serialized_start=1714
-  _globals['_PREFILLTIMINGS']._serialized_end=1864
-  _globals['_SEQUENCETOKENS']._serialized_start=1867
-  _globals['_SEQUENCETOKENS']._serialized_end=2120
-  _globals['_TOKENBATCH']._serialized_start=2122
-  _globals['_TOKENBATCH']._serialized_end=2181
-  _globals['_HANDEDOFF']._serialized_start=2183
-  _globals['_HANDEDOFF']._serialized_end=2269
-  _globals['_FAILED']._serialized_start=2271
-  _globals['_FAILED']._serialized_end=2347
-  _globals['_SESSIONRESPONSE']._serialized_start=2350
-  _globals['_SESSIONRESPONSE']._serialized_end=2623
-  _globals['_GETWORKERSTATUSREQUEST']._serialized_start=2625
-  _globals['_GETWORKERSTATUSREQUEST']._serialized_end=2649
-  _globals['_GETWORKERSTATUSRESPONSE']._serialized_start=2651
-  _globals['_GETWORKERSTATUSRESPONSE']._serialized_end=2718
-  _globals['_DRAINREQUEST']._serialized_start=2720
-  _globals['_DRAINREQUEST']._serialized_end=2780
-  _globals['_DRAINRESPONSE']._serialized_start=2782
-  _globals['_DRAINRESPONSE']._serialized_end=2797
-  _globals['_WORKERSERVICE']._serialized_start=2800
-  _globals['_WORKERSERVICE']._serialized_end=3041
+  _globals['_RESYNCCACHE']._serialized_start=1190
+  _globals['_RESYNCCACHE']._serialized_end=1203
+  _globals['_SESSIONREQUEST']._serialized_start=1206
+  _globals['_SESSIONREQUEST']._serialized_end=1513
+  _globals['_WELCOME']._serialized_start=1515
+  _globals['_WELCOME']._serialized_end=1619
+  _globals['_RESERVED']._serialized_start=1621
+  _globals['_RESERVED']._serialized_end=1711
+  _globals['_REFUSED']._serialized_start=1713
+  _globals['_REFUSED']._serialized_end=1775
+  _globals['_PREFILLTIMINGS']._serialized_start=1778
+  _globals['_PREFILLTIMINGS']._serialized_end=1928
+  _globals['_SEQUENCETOKENS']._serialized_start=1931
+  _globals['_SEQUENCETOKENS']._serialized_end=2184
+  _globals['_TOKENBATCH']._serialized_start=2186
+  _globals['_TOKENBATCH']._serialized_end=2245
+  _globals['_HANDEDOFF']._serialized_start=2247
+  _globals['_HANDEDOFF']._serialized_end=2333
+  _globals['_FAILED']._serialized_start=2335
+  _globals['_FAILED']._serialized_end=2411
+  _globals['_CACHEUPDATE']._serialized_start=2414
+  _globals['_CACHEUPDATE']._serialized_end=2558
+  _globals['_SESSIONRESPONSE']._serialized_start=2561
+  _globals['_SESSIONRESPONSE']._serialized_end=2876
+  _globals['_GETWORKERSTATUSREQUEST']._serialized_start=2878
+  _globals['_GETWORKERSTATUSREQUEST']._serialized_end=2902
+  _globals['_GETWORKERSTATUSRESPONSE']._serialized_start=2904
+  _globals['_GETWORKERSTATUSRESPONSE']._serialized_end=2971
+  _globals['_DRAINREQUEST']._serialized_start=2973
+  _globals['_DRAINREQUEST']._serialized_end=3033
+  _globals['_DRAINRESPONSE']._serialized_start=3035
+  _globals['_DRAINRESPONSE']._serialized_end=3050
+  _globals['_WORKERSERVICE']._serialized_start=3053
+  _globals['_WORKERSERVICE']._serialized_end=3294
 # @@protoc_insertion_point(module_scope)

@@ -126,21 +126,27 @@ class Hello(_message.Message):
     protocol: _cluster_pb2.Protocol
     def __init__(self, router_id: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
+class ResyncCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "reserve", "prefill", "run_local", "renew", "abort")
+    __slots__ = ("hello", "reserve", "prefill", "run_local", "renew", "abort", "resync_cache")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     RUN_LOCAL_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_CACHE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     reserve: Reserve
     prefill: Prefill
     run_local: RunLocal
     renew: Renew
     abort: Abort
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., run_local: _Optional[_Union[RunLocal, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    resync_cache: ResyncCache
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., run_local: _Optional[_Union[RunLocal, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., resync_cache: _Optional[_Union[ResyncCache, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("worker_id", "epoch", "lending_key", "protocol")
@@ -238,21 +244,43 @@ class Failed(_message.Message):
     message: str
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
+class CacheUpdate(_message.Message):
+    __slots__ = ("number", "begins", "complete", "tier", "stored", "removed", "blocks", "checksum")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    begins: bool
+    complete: bool
+    tier: int
+    stored: bytes
+    removed: bytes
+    blocks: int
+    checksum: int
+    def __init__(self, number: _Optional[int] = ..., begins: bool = ..., complete: bool = ..., tier: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., blocks: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reserved", "refused", "tokens", "handed_off", "failed")
+    __slots__ = ("welcome", "reserved", "refused", "tokens", "handed_off", "failed", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     reserved: Reserved
     refused: Refused
     tokens: TokenBatch
     handed_off: HandedOff
     failed: Failed
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., tokens: _Optional[_Union[TokenBatch, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    cache: CacheUpdate
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., tokens: _Optional[_Union[TokenBatch, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cache: _Optional[_Union[CacheUpdate, _Mapping]] = ...) -> None: ...
 
 class GetWorkerStatusRequest(_message.Message):
     __slots__ = ()

@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass, field
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.messages import Abort, Command, Prefill, PrefixSource, Renew, Reserve, RunLocal
+from kvrelay.messages import (
+    Abort,
+    Command,
+    Prefill,
+    PrefixSource,
+    Renew,
+    Reserve,
+    ResyncCache,
+    RunLocal,
+)
 from kvrelay.protocol_version import Protocol, ours
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
@@ -49,6 +58,8 @@ def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
             return pb.SessionRequest(renew=to_message(pb.Renew, command))
         case Abort():
             return pb.SessionRequest(abort=to_message(pb.Abort, command))
+        case ResyncCache():
+            return pb.SessionRequest(resync_cache=pb.ResyncCache())
 
 
 def command_key(message: pb.SessionRequest) -> tuple[str, int] | None:
@@ -85,6 +96,8 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello | None:
             return Renew(tuple(message.renew.lease_ids), message.renew.lease_seconds)
         case "abort":
             return to_value(Abort, message.abort)
+        case "resync_cache":
+            return ResyncCache()
         case _:
             return None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
+    CacheUpdate,
     Event,
     Failed,
     HandedOff,
@@ -16,6 +17,7 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.protocol_version import Protocol, ours
+from kvrelay.types.block_keys import KEY_BYTES, MAX_KEYS
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
@@ -66,11 +68,13 @@ def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
             return pb.SessionResponse(handed_off=handed_off)
         case Failed(code=code):
             return pb.SessionResponse(failed=to_message(pb.Failed, event, code=code.name))
+        case CacheUpdate():
+            return pb.SessionResponse(cache=to_message(pb.CacheUpdate, event))
 
 
 def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
-    """Converts a message to an event. Raises InvalidArgument for an event of a future version, and
-    for invalid times.
+    """Converts a message to an event. Raises InvalidArgument for an event of a future version, for
+    invalid times, and for keys that are no whole keys or too many.
     """
     match message.WhichOneof("event"):
         case "welcome":
@@ -91,15 +95,30 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             name = message.failed.code
             code = Code[name] if name in Code.__members__ else Code.INTERNAL
             return to_value(Failed, message.failed, code=code)
+        case "cache":
+            return _cache_from_proto(message.cache)
         case unknown:
             raise InvalidArgument(
                 f"session event {unknown!r} is unknown to this version", field="event"
             )
 
 
+def _cache_from_proto(message: pb.CacheUpdate) -> CacheUpdate:
+    for name in ("stored", "removed"):
+        size = len(getattr(message, name))
+        if size % KEY_BYTES or size > MAX_KEYS * KEY_BYTES:
+            raise InvalidArgument(
+                f"{name} has {size} bytes; allowed are at most {MAX_KEYS} keys of {KEY_BYTES} "
+                "bytes",
+                field=name,
+            )
+    return to_value(CacheUpdate, message)
+
+
 def decode_events(message: pb.SessionResponse) -> Decoded:
     """Decodes a message without raising: an impossible value fails only the sequence that it
-    belongs to. An event of a future version gives an empty result.
+    belongs to. An event of a future version gives an empty result, and so does an impossible update
+    of the cache: the router then misses its number.
     """
     kind = message.WhichOneof("event")
     if kind is None:
@@ -107,6 +126,8 @@ def decode_events(message: pb.SessionResponse) -> Decoded:
     try:
         return Decoded((event_from_proto(message),))
     except InvalidArgument as error:
+        if kind == "cache":
+            return Decoded()
         if kind != "tokens":
             return Decoded(malformed=(_malformed(getattr(message, kind), error),))
     good: list[SequenceTokens] = []

@@ -19,6 +19,7 @@ from kvrelay.errors import (
 from kvrelay.messages import Abort, Command, Event, Failed
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
+from kvrelay.protocol_version import Protocol as PeerProtocol
 from kvrelay.protocol_version import ours, printable
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire import status
@@ -45,11 +46,18 @@ log = get_logger(__name__)
 class RouterSession:
     """The event stream to one router. Events are delivered in order, or the session ends."""
 
-    def __init__(self, router_id: str) -> None:
+    def __init__(self, router_id: str, protocol: PeerProtocol | None = None) -> None:
+        """`protocol`: what the router speaks; None stands for protocol 0."""
         self.router_id = router_id
+        self.protocol = PeerProtocol() if protocol is None else protocol
         # The reason for the end, unless the worker leaves in order.
         self.error: KvRelayError | None = None
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    @property
+    def pending(self) -> int:
+        """Events that gRPC has not taken yet."""
+        return self._events.qsize()
 
     def send(self, event: Event) -> None:
         """Queues an event. Does not wait."""
@@ -71,24 +79,22 @@ class CommandHandler(Protocol):
 
     def handle(self, command: Command, session: RouterSession) -> None:
         """Runs a router's command. Answers go through the session."""
-        ...
+
+    def session_began(self, session: RouterSession) -> None:
+        """A router has connected and gets its welcome as the first message."""
 
     def session_ended(self, session: RouterSession) -> None:
         """The router has disconnected: aborts its sequences."""
-        ...
 
     def drain(self, grace_s: float) -> None:
         """Stops taking new work; hands the rest back after `grace_s` seconds."""
-        ...
 
     def info(self) -> WorkerInfo:
         """The worker's current heartbeat."""
-        ...
 
     @property
     def grant_key(self) -> bytes:
         """The grant key for prefix exports of this worker."""
-        ...
 
 
 class WorkerService(WorkerServiceServicer):
@@ -121,7 +127,8 @@ class WorkerService(WorkerServiceServicer):
         protocol, and Unavailable if the worker is closing.
         """
         try:
-            session = RouterSession(await self._greeted(request_iterator))
+            hello = await self._greeted(request_iterator)
+            session = RouterSession(hello.router_id, hello.protocol)
             if self._closed:
                 raise Unavailable("the worker is shutting down")
         except KvRelayError as error:
@@ -130,6 +137,7 @@ class WorkerService(WorkerServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, session))
         try:
             info = self._worker.info()
+            self._worker.session_began(session)
             yield event_to_proto(Welcome(info.worker_id, info.epoch, self._worker.grant_key))
             async for event in session.events():
                 yield event_to_proto(event)
@@ -140,9 +148,9 @@ class WorkerService(WorkerServiceServicer):
             self._sessions.discard(session)
             self._worker.session_ended(session)
 
-    async def _greeted(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
-        """Waits for the Hello, unless too many sessions wait for theirs. Returns the router's id.
-        Raises what `_hello` raises, and DeadlineExceeded or ResourceExhausted.
+    async def _greeted(self, requests: AsyncIterator[pb.SessionRequest]) -> Hello:
+        """Waits for the Hello, unless too many sessions wait for theirs. Raises what `_hello`
+        raises, and DeadlineExceeded or ResourceExhausted.
         """
         wait = _HELLO_S if self._silent < _MAX_SILENT else 0
         self._silent += 1
@@ -159,8 +167,8 @@ class WorkerService(WorkerServiceServicer):
         finally:
             self._silent -= 1
 
-    async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
-        """Returns the router's id. Raises InvalidArgument, and FailedPrecondition for an
+    async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> Hello:
+        """Returns the router's Hello. Raises InvalidArgument, and FailedPrecondition for an
         incompatible protocol.
         """
         async for message in requests:
@@ -171,7 +179,7 @@ class WorkerService(WorkerServiceServicer):
                 except KvRelayError as error:
                     self._tell_once("router_refused", hello.router_id, reason=error.message)
                     raise
-                return hello.router_id
+                return hello
             break
         raise InvalidArgument("the first command of a session must be hello", field="command")
 

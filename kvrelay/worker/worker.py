@@ -18,12 +18,15 @@ from kvrelay.messages import (
     Refused,
     Renew,
     Reserve,
+    ResyncCache,
     RunLocal,
     SequenceTokens,
     TokenBatch,
 )
+from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.worker.cache_feed import CacheFeeds
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.guided_starts import GuidedStarts
 from kvrelay.worker.heartbeat import Heartbeat
@@ -51,6 +54,7 @@ class Worker:
         self.prefix_export = PrefixExport(
             context.cache, context.sender, context.identity.epoch, context.work.set
         )
+        self.cache_feeds = CacheFeeds(context.cache.pool, context.clock)
         # Set when the state may have changed.
         self.state_changed = asyncio.Event()
         self._steps = StepLoop(context, self.stage.scheduler, self)
@@ -94,6 +98,8 @@ class Worker:
             case Renew():
                 self._check_pool(command)
                 self.stage.renew(command)
+            case ResyncCache():
+                self.cache_feeds.resync(session)
             case Reserve() | Prefill() | RunLocal():
                 self._start(command, session)
 
@@ -156,10 +162,16 @@ class Worker:
             return False
         return True
 
+    def session_began(self, session: RouterSession) -> None:
+        """Begins to tell the router which blocks the prefix cache holds, if it understands that."""
+        if KV_INDEX in session.protocol.features:
+            self.cache_feeds.open(session)
+
     # The end of a sequence
 
     def session_ended(self, session: RouterSession) -> None:
         """Aborts all sequences of a router whose session has ended."""
+        self.cache_feeds.close(session)
         sessions = self.context.sessions
         for key in [key for key, owner in sessions.items() if owner is session]:
             self._abort(key)
@@ -227,6 +239,9 @@ class Worker:
                 session = self.context.sessions[work.sequence.spec.key]
                 outgoing.setdefault(session, []).append(tokens)
             self._computed(work, tokens)
+        if any(_ends_prompt_or_answer(one) for items in outgoing.values() for one in items):
+            # The router places the next turn of the conversation by what it knows then.
+            self.cache_feeds.flush()
         for session, items in outgoing.items():
             session.send(TokenBatch(tuple(items)))
 
@@ -264,6 +279,7 @@ class Worker:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_house())
                 tasks.create_task(self._run_steps())
+                tasks.create_task(self.cache_feeds.run())
         finally:
             self.context.engine.shutdown()
 
@@ -296,3 +312,7 @@ class Worker:
 
     def _load(self) -> WorkerLoad:
         return self.heartbeat.load(self.stage.load())
+
+
+def _ends_prompt_or_answer(tokens: SequenceTokens) -> bool:
+    return tokens.prefill is not None or tokens.finish_reason is not None

@@ -13,12 +13,14 @@ from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.errors import FailedPrecondition, KvRelayError
 from kvrelay.messages import (
     DRAINING,
+    CacheUpdate,
     Event,
     Failed,
     HandedOff,
     Refused,
     Renew,
     Reserved,
+    ResyncCache,
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
@@ -30,6 +32,7 @@ from router.core.limited_choice import Demand, demands, limiting, unsupported
 from router.core.model_versions import check_model, model_gone_error, model_is_gone
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.path_prediction import Outlook, outlook_of
+from router.core.prefixes.prefix_index import PrefixIndex
 from router.core.queueing.batch_slots import make_way, views_for
 from router.core.queueing.fair_queue import FairQueue, Share, Ticket
 from router.core.queueing.preemption import Preemption
@@ -133,6 +136,11 @@ class Dispatcher:
         return tuple(one.info for one in self._workers)
 
     @property
+    def index(self) -> PrefixIndex:
+        """What the workers' prefix caches hold."""
+        return self._workers.index
+
+    @property
     def sick(self) -> tuple[Sickness, ...]:
         """The workers that this router currently treats as sick."""
         return tuple(self._workers.health.sick())
@@ -158,8 +166,7 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
-        entry = Entry(life, ticket, share, hasher)
+        entry = Entry(life, ticket, share, partial(self._hasher, request.salt))
         effects: list[Effect] = []
         if request.complete is None and not self._overtakes(entry, now):
             effects = self._make_room(request, share, now)
@@ -236,6 +243,9 @@ class Dispatcher:
         """Handles a worker's event. Events of unknown workers are dropped."""
         if worker_id not in self._workers:
             return []
+        if isinstance(event, CacheUpdate):
+            lost = self._workers.index.apply(worker_id, event, now)
+            return [Send(worker_id, ResyncCache())] if lost else []
         if isinstance(event, TokenBatch):
             effects = self._on_tokens(worker_id, event, now)
         else:
@@ -299,7 +309,7 @@ class Dispatcher:
             self._workers.accepted(worker_id)
         elif isinstance(event, HandedOff):
             self._workers.link_health.worked(placed.prefill, placed.decode)
-            self._workers.remember(placed.decode, entry.hashes)
+            self._workers.remember(placed.decode, entry.blocks)
         elif isinstance(event, Failed) and event.of_sequence:
             # The next attempt shows whether the worker or the request is at fault.
             entry.fault_begun = entry.attempt_begun
@@ -307,6 +317,9 @@ class Dispatcher:
             begun = entry.attempt_begun
             effects += _notices(*blame(self._workers, worker_id, placed, event, begun, now))
         return effects
+
+    def _hasher(self, salt: str, block_size: int, layout_hash: str) -> BlockHasher:
+        return BlockHasher(block_size, salt, model=layout_hash, hash_bytes=self._hash_bytes)
 
     # Accounting
 
@@ -341,7 +354,7 @@ class Dispatcher:
                 # An answer of one token has no hand-off.
                 if life.path == "local" or life.handoff is not None:
                     # The next turn of the conversation may reuse these blocks.
-                    self._workers.remember(life.last_assignment.decode, entry.hashes)
+                    self._workers.remember(life.last_assignment.decode, entry.blocks)
                 resumed, most = len(life.request.resume), life.request.planned_tokens
                 self._throughput.finished(
                     now - entry.begun,
@@ -535,7 +548,7 @@ class Dispatcher:
         if entry.life.crashes.suspected:
             self._suspects[request_id] = entry
         effects = entry.life.assign(assignment, next(self._attempts), now)
-        entry.claim = self._workers.place(entry.life, assignment, entry.hashes, now)
+        entry.claim = self._workers.place(entry.life, assignment, entry.blocks, now)
         return self._settle(entry, effects, now)
 
     # Batch slots
@@ -569,7 +582,7 @@ class Dispatcher:
 
     def _give_way(self, entry: Entry, why: Preemption, now: float) -> list[Effect]:
         self.preemptions += 1
-        self._workers.preempted(why.worker_id, entry.hashes, now)
+        self._workers.preempted(why.worker_id, entry.blocks, now)
         entry.preempted_at = now
         effects = self._settle(entry, entry.life.preempt(now), now)
         return [Preempted(entry.life.request.request_id, why.worker_id, why.why), *effects]

@@ -44,7 +44,7 @@ class Assignment:
     reason: Reason
     # The reason as a sentence. It has figures of this request only.
     why: str
-    # Number of tokens that the prefill has to compute.
+    # Number of tokens that the prefill is predicted to compute.
     uncached_tokens: int
     # Another worker that holds more of the prompt than the prefill worker.
     source: PrefixSource | None = None
@@ -52,6 +52,8 @@ class Assignment:
     load: str = ""
     # Model version of all workers of the assignment.
     model: ModelVersion = UNKNOWN_MODEL
+    # Prompt tokens that are predicted to need no computing.
+    cached_tokens: int = 0
 
     def why_for(self, viewer: Tenant) -> str:
         """Returns the reason that the viewer may read. `load` would reveal other tenants' prompts,
@@ -143,18 +145,25 @@ def assign(
             why += "workers are predicted to take more than half of slo.ttft_ms"
             return _local(better.helper, num_tokens, "slo_ttft", why, _figures(better))
 
-    prefill = _choose(prefillers, avoid, _prefill_cost(config.policy, prefillers, num_tokens))
+    prefill = _choose(
+        prefillers,
+        avoid,
+        _prefill_cost(config.policy, prefillers, num_tokens),
+        decode.host_id if config.policy == "kv_aware" else "",
+    )
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
     reason, why, load = _explain(prefill, num_tokens, config.policy)
     if better is not None:
         reason, load = "slo_itl", _figures(better)
         why = f"on {decode.worker_id} it is predicted to miss slo.ttft_ms or slo.itl_ms"
-    source = _source(prefill, [one for one in alike if one.model.is_same(prefill.model)])
-    cached = prefill.cached_tokens
-    if source is not None:
-        cached = source.cached_tokens
-        why += f"; {source.worker_id} should hold {cached} of the prompt's {num_tokens}"
+    best = _source(prefill, [one for one in alike if one.model.is_same(prefill.model)])
+    cached, source = prefill.cached_tokens, None
+    if best is not None:
+        cached = best.stored_tokens
+        verb = "holds" if best.exact else "should hold"
+        why += f"; {best.worker_id} {verb} {cached} of the prompt's {num_tokens}"
+        source = PrefixSource(best.worker_id, best.address, cached)
     uncached = num_tokens - cached
     version = decode.model if decode.model.full else prefill.model
     return Assignment(
@@ -167,6 +176,7 @@ def assign(
         source,
         load,
         model=version,
+        cached_tokens=cached,
     )
 
 
@@ -175,7 +185,15 @@ def _local(
 ) -> Assignment:
     uncached = num_tokens - decode.cached_tokens
     return Assignment(
-        "local", decode.worker_id, "", reason, why, uncached, load=load, model=decode.model
+        "local",
+        decode.worker_id,
+        "",
+        reason,
+        why,
+        uncached,
+        load=load,
+        model=decode.model,
+        cached_tokens=decode.cached_tokens,
     )
 
 
@@ -197,9 +215,9 @@ def _with_prefill(
     return [one for one in decoders if any(one.model.is_same(version) for version in versions)]
 
 
-def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource | None:
+def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> WorkerView | None:
     """Returns the worker that holds most of the prompt, if it holds at least one block more than
-    the prefill worker.
+    the prefill worker will. Among equals, a worker on the same host wins.
 
     Blocks are identified by a hash of their content, so only workers with the same block size
     count.
@@ -209,22 +227,31 @@ def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource 
         for one in workers
         if one.block_size == prefill.block_size and one.worker_id != prefill.worker_id
     ]
-    best = max(alike, key=lambda one: one.cached_tokens, default=prefill)
-    if best.cached_tokens < prefill.cached_tokens + max(1, prefill.block_size):
-        return None
-    return PrefixSource(best.worker_id, best.address, best.cached_tokens)
+    best = max(
+        alike,
+        key=lambda one: (one.stored_tokens, one.host_id == prefill.host_id),
+        default=prefill,
+    )
+    missing = best.stored_tokens - prefill.cached_tokens
+    return None if missing < max(1, prefill.block_size) else best
 
 
 Cost = Callable[[WorkerView], float]
 
 
-def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) -> WorkerView | None:
-    """Returns the cheapest worker with room. Among equals, the least recently assigned worker
-    wins.
+def _choose(
+    workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost, host_id: str = ""
+) -> WorkerView | None:
+    """Returns the cheapest worker with room. Among equals, a worker on the given host wins, and
+    then the least recently assigned worker.
     """
     with_room = [one for one in workers if not one.full]
     candidates = [one for one in with_room if one.worker_id not in avoid] or with_room
-    return min(candidates, key=lambda one: (cost(one), one.last_assigned), default=None)
+
+    def order(one: WorkerView) -> tuple[float, bool, int]:
+        return cost(one), bool(host_id) and one.host_id != host_id, one.last_assigned
+
+    return min(candidates, key=order, default=None)
 
 
 def _prefill_cost(policy: PolicyName, prefillers: Sequence[WorkerView], num_tokens: int) -> Cost:
@@ -258,7 +285,7 @@ def _explain(prefill: WorkerView, num_tokens: int, policy: PolicyName) -> tuple[
     if policy == "kv_aware" and prefill.cached_tokens:
         return (
             "prefix_hit",
-            f"{name} should hold {prefill.cached_tokens} of {num_tokens} prompt tokens",
+            f"{name} {prefill.holds} {prefill.cached_tokens} of {num_tokens} prompt tokens",
             "",
         )
     return "least_loaded", f"{name} has the least to do", f"{prefill.queued_tokens} tokens queued"

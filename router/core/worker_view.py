@@ -26,12 +26,29 @@ class WorkerView:
     prompt_rate: float | None = None
     # Decode: tokens of the sequences on the worker.
     held_tokens: int = 0
-    # Tokens of this request that the worker's prefix cache probably holds.
+    # Tokens of this request that the worker's prefix cache will hold when the request comes.
     cached_tokens: int = 0
+    # The part of these that the worker does not hold yet, but computes for another request before.
+    coming_tokens: int = 0
+    # Whether the worker has told what it holds. Otherwise it is an estimate.
+    exact: bool = False
     # Grows with each assignment.
     last_assigned: int = 0
     address: str = ""
+    host_id: str = ""
     block_size: int = 0
     # The worker fails, or is much slower than the rest of its pool.
     sick: bool = False
     model: ModelVersion = UNKNOWN_MODEL
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens of this request that the worker's prefix cache holds now."""
+        return self.cached_tokens - self.coming_tokens
+
+    @property
+    def holds(self) -> str:
+        """The verb that says how certain `cached_tokens` is."""
+        if not self.exact:
+            return "should hold"
+        return "will hold" if self.coming_tokens else "holds"

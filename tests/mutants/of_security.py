@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "where a request is placed tells nothing of others' prompts",
         "router/core/dispatcher.py",
-        "partial(BlockHasher, salt=request.salt, ",
-        'partial(BlockHasher, salt="", ',
+        "partial(self._hasher, request.salt)",
+        'partial(self._hasher, "")',
         (
             "unit/router/core/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",
         ),

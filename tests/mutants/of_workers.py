@@ -11,6 +11,8 @@ HASHING = "kvrelay/engine/kvcache/block_hashes.py"
 BLOCKS = "kvrelay/engine/kvcache/block_pool.py"
 DECODE = "decode_worker/stage.py"
 FOLDER = "kvrelay/process/owned_folder.py"
+REPLICA_TESTS = "unit/router/core/prefixes/test_cache_replica.py"
+
 
 MUTANTS = (
     Mutant(
@@ -513,5 +515,42 @@ MUTANTS = (
         (
             "unit/worker/test_odd_commands.py::test_a_router_of_a_protocol_that_does_not_fit_is_told_so",
         ),
+    ),
+    Mutant(
+        "a gap in what a worker tells of its cache leads to a snapshot",
+        "router/core/prefixes/cache_replica.py",
+        "if update.number != self._number + 1 and not (known and update.begins):",
+        "if False:",
+        (
+            f"{REPLICA_TESTS}::test_a_gap_asks_for_a_snapshot_and_keeps_what_is_known_until_it_comes",
+        ),
+    ),
+    Mutant(
+        "a router compares what it knows of a cache with the checksum",
+        "router/core/prefixes/cache_replica.py",
+        "if (len(self._blocks), self._blocks.checksum) == (update.blocks, update.checksum):",
+        "if True:",
+        (f"{REPLICA_TESTS}::test_another_count_or_checksum_asks_for_a_snapshot",),
+    ),
+    Mutant(
+        "an update of a cache that comes twice or late counts once",
+        "router/core/prefixes/cache_replica.py",
+        "if update.number <= self._number:",
+        "if False:",
+        (f"{REPLICA_TESTS}::test_what_comes_twice_or_late_is_ignored",),
+    ),
+    Mutant(
+        "a worker tells of its cache before an answer ends",
+        "kvrelay/worker/worker.py",
+        "self.cache_feeds.flush()",
+        "pass",
+        ("unit/worker/test_cache_feed.py::test_a_real_worker_tells_before_the_answer_ends",),
+    ),
+    Mutant(
+        "an older router is told nothing that it does not know",
+        "kvrelay/worker/worker.py",
+        "if KV_INDEX in session.protocol.features:",
+        "if True:",
+        ("unit/worker/test_cache_feed.py::test_a_real_worker_tells_before_the_answer_ends",),
     ),
 )

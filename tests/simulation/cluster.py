@@ -22,7 +22,7 @@ import xxhash
 from simulation.channel import Channel
 from simulation.controller import Controller, Member
 from simulation.fake_redis import FakeRedis
-from simulation.history import UPGRADES, Fault
+from simulation.history import UPGRADES, Fault, judge_index
 from simulation.network import Network
 from simulation.server import Server
 from simulation.stand_ins import in_place
@@ -42,6 +42,7 @@ from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.state.registry import Registry
+from kvrelay.types.block_keys import block_key
 from kvrelay.types.control_plane import Claim
 from kvrelay.types.workers import POOLS, PoolName, Role, StandbyWorker
 from kvrelay.worker.context import Identity
@@ -369,6 +370,21 @@ class Cluster:
             left = {name: number for name, number in held.items() if number}
             if left:
                 self.complaints.append(f"B: {member.worker_id} still holds {left}")
+
+    def check_index(self) -> None:
+        """I at the end: the router knows the blocks that each worker holds, no more and no less."""
+        if self.router is None or not self.router.process.alive:
+            return
+        dispatcher = self.router.driver.dispatcher
+        for info in dispatcher.workers:
+            member = self.members.get(info.worker_id)
+            replica = dispatcher.index.replica(info.worker_id)
+            if member is None or member.worker is None or replica is None:
+                continue
+            complaint = judge_index(
+                replica.keys, map(block_key, member.worker.context.cache.pool.named_hashes)
+            )
+            self.complaints += [f"I: of {info.worker_id} the router {one}" for one in complaint]
 
     def preemptions(self) -> int:
         return sum(

@@ -240,3 +240,14 @@ def judge_acts(acts: Sequence[Act], *, forgotten: bool = False) -> list[str]:
 def judge_leaders(time: float, leaders: Sequence[str]) -> list[str]:
     """At most one controller acts at a time."""
     return [f"E: {' and '.join(sorted(leaders))} lead at {time:.3f}"] if len(leaders) > 1 else []
+
+
+def judge_index(believed: Iterable[int], held: Iterable[int]) -> list[str]:
+    """I: a router believes of a worker's cache what the cache holds."""
+    believed, held = set(believed), set(held)
+    complaints = []
+    if believed - held:
+        complaints.append(f"believes in {len(believed - held)} blocks that it does not hold")
+    if held - believed:
+        complaints.append(f"does not know {len(held - believed)} of its {len(held)} blocks")
+    return complaints

@@ -151,6 +151,7 @@ class Simulation:
             self.cluster.complaints[:] = before
             self.cluster.check_books()
             self.cluster.check_empty()
+            self.cluster.check_index()
             self._settled_s = self.cluster.loop.time() - ended
             if self.cluster.complaints == before or self._settled_s > SETTLE_S:
                 return

@@ -13,6 +13,7 @@ from kvrelay.wire.worker import command_from_proto, pb
 
 ARMED_S = 3.0  # how long a tamper waits for its packet
 SESSION_GREETING = b"\x0a"  # first byte of hello and of welcome, which come once by protocol
+CACHE_UPDATE = b"\x3a"  # first byte of a cache update from a worker, and of a router's resync
 
 
 def _arm(chaos: Chaos, tamper: Callable[[Packet], list[Packet] | None]) -> None:
@@ -140,7 +141,7 @@ async def _repeat(chaos: Chaos, *, to_server: bool, kind: str) -> None:
             and packet.kind == "message"
             and packet.to_server is to_server
         )
-        if not session or packet.data.startswith(SESSION_GREETING):
+        if not session or packet.data.startswith((SESSION_GREETING, CACHE_UPDATE)):
             return None
         if to_server and not isinstance(_command(packet), Reserve | Prefill | RunLocal):
             return None  # those that begin something
@@ -153,6 +154,84 @@ async def _repeat(chaos: Chaos, *, to_server: bool, kind: str) -> None:
             chaos.later(later, connection.send, packet)
             return [packet]
         return [packet, packet]
+
+    _arm(chaos, tamper)
+
+
+def _is_about_the_cache(packet: Packet) -> bool:
+    """An update of a worker, or a router's wish for a snapshot."""
+    return (
+        packet.call.method == "Session"
+        and packet.kind == "message"
+        and packet.data.startswith(CACHE_UPDATE)
+    )
+
+
+async def lose_update(chaos: Chaos) -> None:
+    """Some in a row, and perhaps the answer to them."""
+    left = chaos.rng.choice((1, 1, 2, 4))
+
+    def tamper(packet: Packet) -> list[Packet] | None:
+        nonlocal left
+        if not _is_about_the_cache(packet):
+            return None
+        left -= 1
+        if left == 0:
+            chaos.cluster.network.tampers.remove(tamper)
+        chaos.cluster.note("lose a cache update")
+        return []
+
+    chaos.cluster.network.tampers.append(tamper)
+
+
+async def repeat_update(chaos: Chaos) -> None:
+    later = chaos.rng.choice((0.0, 0.05, 0.5, 2.0))
+
+    def tamper(packet: Packet) -> list[Packet] | None:
+        if not _is_about_the_cache(packet):
+            return None
+        chaos.cluster.note("tell a cache update twice")
+        connection = packet.call._connection
+        if connection is not None and later:
+            chaos.later(later, connection.send, packet)
+            return [packet]
+        return [packet, packet]
+
+    _arm(chaos, tamper)
+
+
+async def swap_updates(chaos: Chaos) -> None:
+    kept: list[Packet] = []
+
+    def tamper(packet: Packet) -> list[Packet] | None:
+        if not _is_about_the_cache(packet) or packet.to_server:
+            return None
+        if not kept:
+            kept.append(packet)
+            return []
+        if packet.call is not kept[0].call:
+            return None
+        chaos.cluster.network.tampers.remove(tamper)
+        chaos.cluster.note("swap two cache updates")
+        return [packet, kept[0]]
+
+    chaos.cluster.network.tampers.append(tamper)
+
+
+async def garble_update(chaos: Chaos) -> None:
+    """A byte of it is another one: mostly of a key, or of the checksum."""
+
+    def tamper(packet: Packet) -> list[Packet] | None:
+        if not _is_about_the_cache(packet) or packet.to_server:
+            return None
+        update = pb.SessionResponse.FromString(packet.data)
+        if not update.cache.stored:
+            return None
+        data = bytearray(update.cache.stored)
+        data[chaos.rng.randrange(len(data))] ^= 1 << chaos.rng.randrange(8)
+        update.cache.stored = bytes(data)
+        chaos.cluster.note("garble a cache update")
+        return [_with(packet, update.SerializeToString())]
 
     _arm(chaos, tamper)
 
@@ -227,9 +306,10 @@ async def kill_at_token(chaos: Chaos) -> None:
 
     def event(packet: Packet) -> bool:
         nonlocal skip
-        if packet.call.method == "Session" and not packet.to_server and packet.kind == "message":
+        session = packet.call.method == "Session" and not packet.to_server
+        if session and packet.kind == "message" and not packet.data.startswith(CACHE_UPDATE):
             skip -= 1
-        return skip < 0 and not packet.to_server and packet.call.method == "Session"
+        return skip < 0 and session
 
     _kill_at(chaos, "kill a worker at a token", event, sender=False)
 

@@ -15,6 +15,7 @@ from simulation.history import (
     judge,
     judge_acts,
     judge_incarnations,
+    judge_index,
     judge_leaders,
 )
 from simulation.toy_engine import answer
@@ -197,3 +198,9 @@ def test_a_version_may_be_gone_only_after_an_upgrade(outcome: str) -> None:
     record = replace(good(), parts=[Part(2.0, 0, TOKENS[:2])], ends=[end])
     assert judge([record], [Fault("upgrade the model", 1.5, 2.0)], 3, versions=2) == []
     assert judge([record], [Fault("scale the pools", 1.5, 2.0)], 3, versions=2) != []
+
+
+def test_a_block_that_a_router_wrongly_believes_in_or_does_not_know_is_seen() -> None:
+    assert judge_index([1, 2], iter([2, 1])) == []
+    assert judge_index([1, 2, 3], [1]) == ["believes in 2 blocks that it does not hold"]
+    assert judge_index([1], [1, 2]) == ["does not know 1 of its 2 blocks"]

@@ -19,7 +19,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
+from kvrelay.messages import CacheUpdate, Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
@@ -102,6 +102,12 @@ class Session:
         await self._channel.close()
 
     async def _next(self) -> Event | Welcome:
+        """The next event that is not about the prefix cache; those come in between at any time."""
+        while isinstance(event := await self.any_event(), CacheUpdate):
+            pass
+        return event
+
+    async def any_event(self) -> Event | Welcome:
         async with asyncio.timeout(60):
             message = await self._call.read()
         assert message is not grpc.aio.EOF, "the worker ended the session"

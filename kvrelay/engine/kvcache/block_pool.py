@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from kvrelay.engine.kvcache.change_journal import ChangeJournal
 from kvrelay.engine.kvcache.eviction import CachedBlocks
+from kvrelay.types.block_keys import block_key
 
 
 class OutOfBlocks(Exception):
@@ -55,6 +57,8 @@ class BlockPool:
         self.num_contents = 0
         # Lookups and names whose hash belonged to a block with other content.
         self.collisions = 0
+        # Changes of the findable hashes.
+        self.journal = ChangeJournal()
         # The tenant whose tokens a named block holds.
         self._owners = [""] * num_blocks
         self._cached = CachedBlocks()
@@ -71,6 +75,21 @@ class BlockPool:
     def cached_of(self, owner: str) -> int:
         """Cached blocks of one owner."""
         return self._cached.of(owner)
+
+    @property
+    def num_named(self) -> int:
+        """Blocks that a lookup can find, cached or held."""
+        return len(self._hash_of)
+
+    @property
+    def named_hashes(self) -> Iterable[bytes]:
+        """The hashes of all findable blocks."""
+        return self._block_of.keys()
+
+    def hashes(self, start: int, end: int) -> list[bytes]:
+        """The hashes of the findable blocks among the blocks `start` to `end` - 1."""
+        found = map(self._hash_of.get, range(start, min(end, self.num_blocks)))
+        return [hash for hash in found if hash is not None]
 
     @property
     def num_held(self) -> int:
@@ -156,6 +175,7 @@ class BlockPool:
             self._make_room(other)
         self._hash_of[block] = hash
         self._block_of[hash] = block
+        self.journal.stored(hash)
         self._contents[block] = content
         self._owners[block] = owner
         self.num_contents += 1
@@ -226,6 +246,11 @@ class BlockPool:
             raise IntegrityError(
                 f"{len(self._block_of)} hashes for {len(self._hash_of)} hashed blocks"
             )
+        checksum = 0
+        for hash in self._block_of:
+            checksum ^= block_key(hash)
+        if checksum != self.journal.checksum:
+            raise IntegrityError("the checksum of the findable blocks is not that of their hashes")
         if self._run_start != {end: start for start, end in self._run_end.items()}:
             raise IntegrityError("the two indexes of free runs differ")
         if len(free) != self.num_free:
@@ -272,4 +297,6 @@ class BlockPool:
             self._free(block)
 
     def _forget(self, block: int) -> None:
-        del self._block_of[self._hash_of.pop(block)], self._contents[block]
+        hash = self._hash_of.pop(block)
+        del self._block_of[hash], self._contents[block]
+        self.journal.removed(hash)

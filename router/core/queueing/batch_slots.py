@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.config.schema import RouterConfig
+from kvrelay.types.workers import WorkerInfo
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment, Wait, assign
+from router.core.prefixes.prompt_blocks import PromptBlocks
 from router.core.queueing.fair_queue import Share, Ticket
 from router.core.queueing.preemption import Preemption, Running, Shares, Standing, Waiting, preempt
 from router.core.worker_view import WorkerView
@@ -28,8 +30,8 @@ class Entry(Protocol):
     claim: Claim | None
     attempt_begun: float
 
-    def hashes(self, block_size: int) -> Sequence[bytes]:
-        """Returns the block hashes of the request's sequence so far."""
+    def blocks(self, info: WorkerInfo) -> PromptBlocks:
+        """Returns the blocks of the sequence so far, with the worker's hashes."""
         ...
 
 
@@ -37,7 +39,7 @@ def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
     """Returns the workers as seen by the request. A worker that had no next token for the request
     counts as sick, so that another worker shows whether the request is at fault.
     """
-    views = workers.views(entry.life.request, entry.life.num_tokens, entry.hashes, now)
+    views = workers.views(entry.life.request, entry.life.num_tokens, entry.blocks, now)
     if not entry.life.fault:
         return views
     return [replace(one, sick=one.sick or one.worker_id == entry.life.fault) for one in views]

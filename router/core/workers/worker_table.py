@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
+from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
 from router.core.compatibility import follows
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
-from router.core.prefix_index import PrefixIndex
+from router.core.prefixes.prefix_index import PrefixIndex
+from router.core.prefixes.prompt_blocks import PromptBlocks
 from router.core.queueing.preemption import Room
 from router.core.request import Request
 from router.core.worker_view import WorkerView
@@ -39,8 +41,8 @@ BACKLOG_TENANTS = 4
 RATES = (0.01, 1e9)
 # Index size for a worker that does not report its number of blocks.
 INDEX_BLOCKS = 65_536
-# Hashes of a sequence, by block size.
-Hashes = Callable[[int], Sequence[bytes]]
+# Blocks of a sequence, with the hashes of a worker.
+Blocks = Callable[[WorkerInfo], PromptBlocks]
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +137,8 @@ class Claim:
     queued_tokens: int
     tenant: str
     priority: int
+    # Blocks of the prompt; None without a prefix cache.
+    blocks: PromptBlocks | None = None
 
 
 class Workers:
@@ -149,7 +153,7 @@ class Workers:
         self.health = Health()
         self.link_health = LinkHealth()
         self._workers: dict[str, Worker] = {}
-        self._index = PrefixIndex()
+        self.index = PrefixIndex()
         self._assigned = 0
 
     def __contains__(self, worker_id: str) -> bool:
@@ -165,12 +169,13 @@ class Workers:
     def add(self, info: WorkerInfo) -> None:
         """Adds a worker, or replaces the worker with the same id."""
         self._workers[info.worker_id] = Worker(info)
+        self.index.open(info.worker_id, KV_INDEX in info.protocol.features)
         self.health.found(info.worker_id, info.pool)
 
     def remove(self, worker_id: str) -> Worker:
         """Removes a worker and returns it. Raises KeyError if it is unknown."""
         worker = self._workers.pop(worker_id)
-        self._index.drop(worker_id)
+        self.index.drop(worker_id)
         self.health.lost(worker_id)
         self.link_health.forget(worker_id)
         return worker
@@ -184,7 +189,7 @@ class Workers:
 
     # Load
 
-    def place(self, life: Lifecycle, assignment: Assignment, hashes: Hashes, now: float) -> Claim:
+    def place(self, life: Lifecycle, assignment: Assignment, blocks: Blocks, now: float) -> Claim:
         """Adds the request's load to the assigned workers and returns its claim."""
         self._assigned += 1
         self.link_health.used(assignment.prefill, assignment.decode, now)
@@ -194,7 +199,7 @@ class Workers:
                 # Only the worker that prefills is recorded here. The decode worker is recorded
                 # after the hand-off.
                 if worker_id == (assignment.prefill or assignment.decode):
-                    self.remember(worker_id, hashes)
+                    self.remember(worker_id, blocks)
                 self.health.placed(worker_id, now)
         decode = self._workers[assignment.decode]
         prefill = self._workers[assignment.prefill or assignment.decode]
@@ -205,6 +210,7 @@ class Workers:
             assignment.uncached_tokens,
             life.request.tenant.name,
             life.request.priority,
+            blocks(prefill.info) if self._caches else None,
         )
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
@@ -303,21 +309,21 @@ class Workers:
             computed = max(1, life.num_tokens - first.prefill.cached_tokens)
             self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
 
-    def remember(self, worker_id: str, hashes: Hashes) -> None:
-        """Records that the worker's prefix cache holds this sequence, or soon will."""
+    def remember(self, worker_id: str, blocks: Blocks) -> None:
+        """Records that the worker's prefix cache holds this sequence, or soon will. A worker that
+        tells what it holds needs no record.
+        """
         worker = self._workers.get(worker_id)
-        if worker is not None and self._caches:
+        if worker is not None and self._caches and not self.index.is_exact(worker_id):
             info = worker.info
-            self._index.add(
-                worker_id, hashes(info.block_size), info.load.blocks_total or INDEX_BLOCKS
-            )
+            self.index.expect(worker_id, blocks(info), info.load.blocks_total or INDEX_BLOCKS)
 
-    def preempted(self, worker_id: str, hashes: Hashes, now: float) -> None:
+    def preempted(self, worker_id: str, blocks: Blocks, now: float) -> None:
         """Records that a request gave up its place on the worker. The computed blocks stay in the
         prefix cache for the request's return.
         """
         self._workers[worker_id].preempted_at = now
-        self.remember(worker_id, hashes)
+        self.remember(worker_id, blocks)
 
     # Input of the policies
 
@@ -348,7 +354,7 @@ class Workers:
             for one in self._workers.values()
         )
 
-    def views(self, request: Request, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
+    def views(self, request: Request, needed: int, blocks: Blocks, now: float) -> list[WorkerView]:
         """Returns the ready workers that follow the request's sampling parameters, as seen by the
         request, whose sequence has `needed` tokens.
         """
@@ -366,11 +372,10 @@ class Workers:
             )
             if info.pool == "prefill":
                 over = over or not takes_prompt
-            # The last token is always computed, because its logits are needed.
-            names = hashes(info.block_size) if self._caches else []
-            cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
-            if request.scores_prompt:
-                cached = 0
+            stored = coming = 0
+            if self._caches and not request.scores_prompt:
+                computing = [one.blocks for one in worker.prompts if one.blocks is not None]
+                stored, coming = self.index.predict(worker_id, blocks(info), needed, computing)
             views.append(
                 WorkerView(
                     worker_id,
@@ -382,9 +387,12 @@ class Workers:
                     takes_prompt=takes_prompt,
                     prompt_rate=worker.prompt_rate,
                     held_tokens=worker.held_tokens,
-                    cached_tokens=cached,
+                    cached_tokens=stored + coming,
+                    coming_tokens=coming,
+                    exact=self.index.is_exact(worker_id),
                     last_assigned=worker.last_assigned,
                     address=info.address,
+                    host_id=info.host_id,
                     block_size=info.block_size,
                     sick=not self.health.fit(worker_id, now),
                     model=info.model,

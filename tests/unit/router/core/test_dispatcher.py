@@ -274,7 +274,7 @@ def test_last_token_of_a_prompt_is_never_taken_for_cached() -> None:
     hand_over(made, "a", 0.1)
     life, _ = made.submit(request("b", LONG[:32]), 0.2)
     assert life.assignment is not None
-    assert life.assignment.why == "1 uncached prompt tokens are below local_below_tokens=8"
+    assert life.assignment.why == "p0 should hold 16 of 32 prompt tokens"
 
 
 def test_what_was_not_handed_over_is_not_looked_for_on_the_decode_worker() -> None:

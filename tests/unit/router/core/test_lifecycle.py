@@ -483,3 +483,25 @@ def test_worker_timings_beyond_what_the_router_saw_are_cut() -> None:
     assert ledger.ttft_seconds == 2.0
     assert min(seconds for _, seconds in ledger.phases) >= 0
     assert life.cached_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "found", "why"),
+    [
+        (2, 2, "p has the least to do"),
+        (0, 2, "p has the least to do; 2 of 3 prompt tokens were cached"),
+        (2, 0, "p has the least to do; 0 of 3 prompt tokens were cached"),
+    ],
+)
+def test_why_and_usage_agree_on_cached_tokens(predicted: int, found: int, why: str) -> None:
+    life = placed(replace(REMOTE, cached_tokens=predicted))
+    life.on_event("d", Reserved("r", life.attempt, TARGET), 2.0)
+    first = replace(tokens(life, 0, 100), prefill=PrefillTimings(0.0, 0.1, found, 1))
+    life.on_event("p", first, 3.0)
+    assert life.cached_tokens == found
+    assert life.last_assignment is not None
+    assert life.last_assignment.why == why
+    assert life.last_assignment == life.assignment
+    again = replace(first, index=1, prefill=PrefillTimings(0.0, 0.1, 1, 1))
+    life.on_event("p", again, 3.1)
+    assert life.last_assignment.why == why

@@ -190,3 +190,59 @@ def test_the_model_version_whose_prefill_worker_has_room_is_preferred() -> None:
     assert (decision.prefill, decision.decode) == ("p_new", "d_new")
     full = [replace(one, full=one.pool == "prefill") for one in workers]
     assert isinstance(assign(full, 900, NOBODY, config()), Wait)
+
+
+def test_an_equally_fast_prefill_worker_on_the_decode_workers_host_is_preferred() -> None:
+    here = replace(prefill("here", last=9), host_id="a")
+    there = replace(prefill("there", last=1), host_id="b")
+    decoder = replace(decode("d"), host_id="a")
+    for order in ([here, there], [there, here]):
+        placed = assign([decoder, *order], 900, NOBODY, config())
+        assert isinstance(placed, Assignment)
+        assert placed.prefill == "here"
+    placed = assign([decoder, replace(here, queued_tokens=1), there], 900, NOBODY, config())
+    assert isinstance(placed, Assignment)
+    assert placed.prefill == "there", "a host matters among equals alone"
+
+
+def test_a_source_on_the_prefill_workers_host_is_preferred() -> None:
+    target = replace(prefill("p"), host_id="a", block_size=16)
+    sources = [
+        replace(decode("far", cached=160), host_id="b", block_size=16),
+        replace(decode("near", cached=160), host_id="a", block_size=16),
+        replace(decode("other", cached=144, held=0), host_id="a", block_size=16),
+    ]
+    for order in (sources, sources[::-1]):
+        placed = assign([target, *order], 900, NOBODY, config())
+        assert isinstance(placed, Assignment)
+        assert placed.source is not None
+        assert placed.source.worker_id == "near"
+        assert placed.cached_tokens == placed.source.cached_tokens == 160
+
+
+@pytest.mark.parametrize(
+    ("exact", "coming", "why"),
+    [
+        (False, 0, "p should hold 512 of 900 prompt tokens"),
+        (True, 0, "p holds 512 of 900 prompt tokens"),
+        (True, 256, "p will hold 512 of 900 prompt tokens"),
+    ],
+)
+def test_why_tells_how_certain_it_is(exact: bool, coming: int, why: str) -> None:
+    worker = replace(prefill("p", cached=512), exact=exact, coming_tokens=coming)
+    placed = assign([decode("d"), worker], 900, NOBODY, config())
+    assert isinstance(placed, Assignment)
+    assert placed.why == why
+    assert placed.cached_tokens == 512
+
+
+def test_what_a_worker_has_yet_to_compute_is_not_fetched_from_it() -> None:
+    busy = replace(
+        prefill("busy", cached=640, queued=10_000), exact=True, coming_tokens=640, block_size=16
+    )
+    placed = assign(
+        [decode("d"), busy, replace(prefill("idle"), block_size=16)], 900, NOBODY, config()
+    )
+    assert isinstance(placed, Assignment)
+    assert placed.prefill == "idle"
+    assert placed.source is None

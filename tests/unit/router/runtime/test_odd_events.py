@@ -39,10 +39,17 @@ def about(kind: str, request_id: str, attempt: int) -> pb.SessionResponse:
     descriptor = pb.SessionResponse.DESCRIPTOR
     message = example(descriptor, descriptor.fields_by_name[kind])
     assert isinstance(message, pb.SessionResponse)
-    body = getattr(message, kind)
-    for one in body.sequences if kind == "tokens" else [body]:
+    for one in attempts_of(message, kind):
         one.request_id, one.attempt = request_id, attempt
     return message
+
+
+def attempts_of(message: pb.SessionResponse, kind: str) -> list[Any]:
+    """The parts of the event that are about an attempt."""
+    if kind == "cache":
+        return []
+    body = getattr(message, kind)
+    return list(body.sequences) if kind == "tokens" else [body]
 
 
 class Bystander:
@@ -120,8 +127,7 @@ async def test_an_odd_event_is_its_own_requests_trouble(
             name = f"victim-{number}"
             call = stub.Generate(request(name, 4))
             attempt = await placed(worker, name)
-            body = getattr(message, kind)
-            for one in body.sequences if kind == "tokens" else [body]:
+            for one in attempts_of(message, kind):
                 one.request_id = one.request_id and name
                 one.attempt = one.attempt and attempt
             worker.say_as_it_is(message)

@@ -1,4 +1,4 @@
-"""The router's estimate of the content of each worker's prefix cache.
+"""The router's estimate of the prefix caches of older workers, which do not tell what they hold.
 
 The estimate may be wrong. An error costs time but never changes tokens: workers verify the blocks
 that they find.
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 
-class PrefixIndex:
+class PrefixEstimate:
     """Block hashes by worker. The least recently assigned hashes are evicted first."""
 
     def __init__(self) -> None:

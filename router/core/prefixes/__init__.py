@@ -1,0 +1,1 @@
+"""What the router knows of the prefix caches of workers."""
