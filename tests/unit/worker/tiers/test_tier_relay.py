@@ -122,8 +122,8 @@ async def test_evicted_blocks_come_back_from_disk(
 async def test_blocks_from_disk_are_handed_over(
     tiny_model: Callable[..., Path], tmp_path: Path, dtype: str
 ) -> None:
-    """The prefill worker reads what it evicted, and the decode worker gets it by hand-off. The
-    decode worker's own tier is off, so all KV comes from the prefill worker.
+    """The prefill worker reads what it evicted and hands it over. The decode worker of the second
+    round has none of it.
     """
     answers: list[list[int]] = []
     for tiers in ([], [disk(tmp_path / "kv")]):
@@ -134,12 +134,12 @@ async def test_blocks_from_disk_are_handed_over(
         # An int8 block is smaller.
         cluster["kv"]["memory"] = 160 * 1024 if dtype == "auto" else 48 * 1024
         made = ClusterConfig.model_validate(cluster)
-        async with workers(tiny_model(), made, "prefill-0", "decode-0") as running:
-            prefill, decode = [await running.session(name) for name in ("prefill-0", "decode-0")]
+        names = "prefill-0", "decode-0", "decode-1"
+        async with workers(tiny_model(), made, *names) as running:
+            prefill, *decoders = [await running.session(name) for name in names]
             fetched = 0
-            for round_ in range(2):
-                for number in range(8):
-                    # A salt of the decode worker's own: it has nothing of the prompt in its cache.
+            for round_, decode in enumerate(decoders):
+                for number in range(16):
                     one = spec(f"{round_}-{number}", prompt(number))
                     tokens, timings = await relay(prefill, decode, one)
                     fetched += timings.fetched_tokens
@@ -148,7 +148,7 @@ async def test_blocks_from_disk_are_handed_over(
                     await stored(prefill, 8)
             assert bool(fetched) == bool(tiers)
             await books_are_right(running)
-    assert answers[:16] == answers[16:]
+    assert answers[:32] == answers[32:]
 
 
 async def test_what_a_worker_stored_is_there_after_its_restart(
