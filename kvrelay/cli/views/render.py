@@ -113,7 +113,10 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         for worker in broken:
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
     table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
-    return Group(header, table, *([_decision_table(status)] if status.decisions else []))
+    tables = [table, *([_decision_table(status)] if status.decisions else [])]
+    if any(worker.load.tiers for pool in status.pools for worker in pool.workers):
+        tables.insert(1, _tier_table(status))
+    return Group(header, *tables)
 
 
 def _narrow_worker_table(status: ClusterStatus) -> Table:
@@ -170,6 +173,28 @@ def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
+def _tier_table(status: ClusterStatus) -> Table:
+    """The tiers behind the workers' KV caches."""
+    table = Table(title="KV tiers", title_justify="left")
+    for name in ("worker", "tier"):
+        table.add_column(name, no_wrap=True)
+    for name in ("used", "size", "blocks", "hits", "misses", "evicted", "dropped", "errors"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last error")
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        for tier in worker.load.tiers:
+            counts = tier.blocks, tier.hits, tier.misses, tier.evicted, tier.dropped, tier.errors
+            table.add_row(
+                worker.worker_id,
+                tier.kind,
+                size(tier.used_bytes),
+                size(tier.size_bytes),
+                *map(str, counts),
+                tier.error or "-",
+            )
+    return table
+
+
 def _decision_table(status: ClusterStatus) -> Table:
     table = Table(title="last scaling decisions", title_justify="left")
     for name in ("time", "pool", "workers", "reason"):
@@ -203,6 +228,11 @@ def ledger_table(completion: Completion) -> RenderableType:
     table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
+    if (fetch := ledger.fetch) is not None:
+        place = "another worker" if fetch.source == "worker" else f"the tier {fetch.source}"
+        lines.append(
+            f"fetched from {place}: KV of {fetch.tokens} tokens in {milliseconds(fetch.seconds)}"
+        )
     if len(ledger.attempts) > 1:
         lines += [
             f"attempt on {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"

@@ -162,8 +162,8 @@ class DiskTier:
                 partial(count_leading, self._folder, here[first:], refresh=refresh)
             )
         except OSError as error:
-            # A path that does not exist yet is no error of this tier.
-            if not isinstance(error, FileNotFoundError):
+            # `run` reports a path that is not there.
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
                 note_error(self.counts, self.kind, "probe", reason_of(error))
             return first
 
@@ -249,7 +249,8 @@ class DiskTier:
         try:
             own, foreign = await self._writes.run(partial(open_folder, self._folder))
         except OSError as error:
-            note_error(self.counts, self.kind, "open", f"{reason_of(error)}")
+            where = error.filename or self._folder.path
+            note_error(self.counts, self.kind, "open", f"{where}: {reason_of(error)}")
             return False
         wrong = [one for one in own if not self._folder.has_expected_size(one)]
         bad = {one.path for one in wrong}

@@ -72,7 +72,7 @@ class SlotFolder:
     def __init__(self, path: Path, layout: str, block_bytes: int) -> None:
         """layout: the layout hash, 16 hexadecimal digits, which stands for the model too."""
         assert _LAYOUT.fullmatch(layout), f"layout hash {layout!r}"
-        self._path = path
+        self.path = path
         self._layout = layout
         self._block_bytes = block_bytes
         self._lock = -1
@@ -97,21 +97,21 @@ class SlotFolder:
         layout, then any that exists. Raises OSError.
         """
         # Parents belong to the user; only what is created here has to be private.
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.mkdir(mode=0o700, exist_ok=True)
-        _check_private(self._path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        _check_private(self.path)
         numbers = self._slots()
         known = sorted(numbers, key=lambda one: (not (numbers[one] / self._layout).is_dir(), one))
         free = (number for number in range(MAX_SLOTS) if number not in numbers)
         for number in (*known, *free):
-            slot = self._path / f"worker-{number}"
+            slot = self.path / f"worker-{number}"
             slot.mkdir(mode=0o700, exist_ok=True)
             _check_private(slot)
             if self._locks(slot):
                 self._slot = slot
                 self.look_around()
                 return slot
-        raise OSError(f"all {MAX_SLOTS} folders of {self._path} are in use by workers")
+        raise OSError(f"all {MAX_SLOTS} folders of {self.path} are in use by workers")
 
     def _locks(self, slot: Path) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -143,9 +143,9 @@ class SlotFolder:
 
     def _slots(self) -> dict[int, Path]:
         found = {}
-        for name in os.listdir(self._path):
+        for name in os.listdir(self.path):
             if (match := _SLOT.fullmatch(name)) and int(match[1]) < MAX_SLOTS:
-                found[int(match[1])] = self._path / f"worker-{int(match[1])}"
+                found[int(match[1])] = self.path / f"worker-{int(match[1])}"
         return found
 
     def scan(self) -> tuple[list[FoundFile], list[FoundFile]]:
