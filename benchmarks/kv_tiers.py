@@ -39,6 +39,7 @@ from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.launch.memory_plan import plan_memory
 from kvrelay.percentiles import percentile
 from kvrelay.types.workers import TierLoad
+from kvrelay.wire.cluster import ClusterStatus
 
 SYSTEMS = ("unlimited", "none", "disk")
 FIRST_TOKEN = 10
@@ -88,8 +89,9 @@ class Conversation:
         """Sends one turn, and records it."""
         self.tokens += self._new(new)
         began, last = time.perf_counter(), 0.0
-        options = {"max_tokens": answer, "ignore_eos": True, "temperature": 0.0}
-        async with client.generate(token_ids=self.tokens, **options) as stream:
+        async with client.generate(
+            token_ids=self.tokens, max_tokens=answer, ignore_eos=True, temperature=0.0
+        ) as stream:
             async for event in stream:
                 now = time.perf_counter()
                 if not event.token_ids:
@@ -129,12 +131,16 @@ async def measure(system: str, config: ClusterConfig, options: argparse.Namespac
 
             for _ in range(options.turns):
                 await asyncio.gather(*map(one, talks))
-        async with AdminClient(endpoints.admin) as admin:
-            status = await admin.status()
+        status = await asyncio.to_thread(_status, endpoints.admin)
         figures.tiers = tuple(
             tier for pool in status.pools for one in pool.workers for tier in one.load.tiers
         )
     return figures
+
+
+def _status(address: str) -> ClusterStatus:
+    with AdminClient(address) as admin:
+        return admin.status()
 
 
 def disk_rates(folder: Path, size: int) -> dict[str, float]:
@@ -168,7 +174,7 @@ def configuration(system: str, folder: Path, options: argparse.Namespace) -> Clu
         "kv.dtype": options.dtype,
         "prefill.replicas": 0,
         "decode.replicas": 1,
-        "listen": {name: "127.0.0.1:0" for name in ("grpc", "http", "admin")},
+        "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
     }
     block_bytes, block_size = _block(load_config(None, overrides))
     blocks = options.conversations * -(-length // block_size)
