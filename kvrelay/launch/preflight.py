@@ -177,11 +177,12 @@ def _check_tiers(pool: PoolMemory) -> None:
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     reason = ""
-    if not folder.is_dir():
+    is_path = str(folder) == pool.disk_tier_path
+    if not folder.is_dir() or (is_path and folder.is_symlink()):
         reason = f"{folder} is not a folder"
     elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         reason = f"{folder} cannot be written to"
-    elif str(folder) == pool.disk_tier_path and folder.stat().st_mode & 0o022:
+    elif is_path and folder.stat().st_mode & 0o022:
         reason = f"{folder} can be written to by other users, who could change answers"
     if reason:
         raise ConfigError(

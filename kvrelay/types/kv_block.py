@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class BlockKey:
     tenant: str = ""
 
 
+@functools.lru_cache(maxsize=1024)
 def tenant_folder(tenant: str) -> str:
     """Returns 16 hexadecimal digits that stand for a tenant. A tenant's name may contain anything,
     so it never becomes part of a path.

@@ -42,6 +42,8 @@ _LOOK_AROUND_S = 5.0
 # Blocks of other workers that were damaged, and blocks whose KV is in doubt.
 _REFUSED_KEPT = 4096
 _CLOSE_S = 2.0
+# Files that are entered into the index before other tasks have their turn.
+_SLICE = 1024
 
 log = get_logger("worker")
 
@@ -120,9 +122,7 @@ class DiskTier:
 
     def holds(self, key: BlockKey) -> bool:
         """True if the block is in this worker's folder, or waits to be written."""
-        return (
-            key in self._index or key.identity in self._waiting
-        ) and key.identity not in self._refused
+        return key in self._index or key.identity in self._waiting
 
     def touch(self, key: BlockKey) -> bool:
         """See `Tier.touch`."""
@@ -131,7 +131,7 @@ class DiskTier:
     def offer(self, block: StoredBlock) -> list[StoredBlock]:
         """See `Tier.offer`. Files that are given up go nowhere."""
         key = stored_key(block.key)
-        if self.touch(key) or key.identity in self._refused:
+        if self.touch(key):
             return []
         if not self.has_room:
             self.counts.dropped += 1
@@ -144,12 +144,12 @@ class DiskTier:
         """The number of leading keys that this worker's folder or another's has. Waits for the
         disk only if other workers may have some.
         """
-        stored = [stored_key(key) for key in keys]
-        here = [(key, self.holds(key)) for key in stored]
-        for count, key in enumerate(stored):
-            if key.identity in self._refused:
-                here = here[:count]
+        here: list[tuple[BlockKey, bool]] = []
+        for key in map(stored_key, keys):
+            own = self.holds(key)
+            if not own and key.identity in self._refused:
                 break
+            here.append((key, own))
         first = next((count for count, (_, own) in enumerate(here) if not own), len(here))
         refresh = self._clock.now() - self._looked_at >= _LOOK_AROUND_S
         if first == len(here) or not (refresh or self._folder.others):
@@ -227,10 +227,13 @@ class DiskTier:
         """Opens the folder, then writes what is offered, until cancelled."""
         pause = _PAUSE_S
         while True:
-            if not self._open:
-                worked = await self._try_to_open()
-            else:
-                worked = await self._write()
+            try:
+                worked = await (self._write() if self._open else self._try_to_open())
+            # A tier only saves time. Without it the worker serves on.
+            except Exception as error:
+                log.exception("kv_tier_failed", tier=self.kind)
+                note_error(self.counts, self.kind, "run", repr(error))
+                worked = False
             self.drained.set()
             if worked:
                 pause = _PAUSE_S
@@ -259,14 +262,10 @@ class DiskTier:
         for one in (*foreign, *wrong):
             self._foreign.append((one.path, one.size))
             self._foreign_bytes += one.size
-        for one in own:
-            if one.path not in bad:
-                key = BlockKey(one.hash, one.identity, one.tenant)
-                self._doomed += self._index.make_room()
-                if self._index.capacity:
-                    self._index.add(key)
-        for key in self._index:
-            self._listener.tier_stored(self.kind, key.hash)
+        for count, one in enumerate(one for one in own if one.path not in bad):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            self._found(BlockKey(one.hash, one.identity, one.tenant))
         self._open = True
         # Removes what is too much.
         self._wake.set()
@@ -285,6 +284,16 @@ class DiskTier:
             foreign_files=len(self._foreign),
         )
         return True
+
+    def _found(self, key: BlockKey) -> None:
+        """Adds a file that was there at the start. The files come least recently used first."""
+        evicted = self._index.make_room()
+        for old in evicted:
+            self._listener.tier_removed(self.kind, old.hash)
+        self._doomed += evicted
+        if self._index.capacity:
+            self._index.add(key)
+            self._listener.tier_stored(self.kind, key.hash)
 
     async def _write(self) -> bool:
         """Waits for work and does a batch of it. Returns False if the disk failed."""
@@ -335,6 +344,7 @@ class DiskTier:
             self._doomed.append(key)
             return
         self._index.add(key)
+        self._refused.pop(key.identity, None)
         self.counts.stored += 1
         self._listener.tier_stored(self.kind, key.hash)
 

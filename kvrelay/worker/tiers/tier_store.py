@@ -13,6 +13,7 @@ from kv_transfer.blocks.single_blocks import copies_of
 from kvrelay.clock import Clock
 from kvrelay.config.tiers import TierConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.workers import TierKind, TierLoad
 from kvrelay.worker.tiers.disk_tier import DiskTier
@@ -22,8 +23,12 @@ from kvrelay.worker.tiers.tier import StoredBlock, Tier, TierListener
 
 # Bytes that are copied out of the pool at a time.
 _BATCH_BYTES = 4 * 2**20
+# Blocks that are looked at before other tasks have their turn.
+_LOOKED_AT = 256
 # Seconds in which a worker that ends in order stores what it has cached.
 FLUSH_S = 5.0
+
+log = get_logger("worker")
 
 
 class Silent:
@@ -118,10 +123,25 @@ class TierStore:
             self._wake.clear()
             if not self.tiers[0].has_room:
                 await self._until_room()
-            elif batch := self._next_batch():
-                await self._copy(batch)
+            elif self._queue and self._is_due:
+                await self._copy_some()
             else:
                 await self._wake.wait()
+
+    async def _copy_some(self) -> None:
+        batch = self._next_batch()
+        try:
+            if batch:
+                await self._copy(batch)
+            else:
+                # All were stored already. Others have their turn.
+                await asyncio.sleep(0)
+        # A tier only saves time. Without the copies the worker serves on.
+        except Exception:
+            log.exception("kv_tier_failed", tier=self.tiers[0].kind)
+            self.tiers[0].counts.errors += 1
+            self.tiers[0].counts.dropped += len(batch)
+            await asyncio.sleep(1.0)
 
     async def _until_room(self) -> None:
         """Returns when the nearest tier may have room."""
@@ -136,7 +156,9 @@ class TierStore:
         pool = self._cache.pool
         batch: list[tuple[int, int, BlockKey]] = []
         most = max(1, _BATCH_BYTES // self._arena.layout.block_bytes)
-        while self._queue and len(batch) < most and self._is_due:
+        for _ in range(min(len(self._queue), _LOOKED_AT)):
+            if len(batch) == most:
+                break
             block, generation = self._queue.popitem(last=False)
             key = self._cache.key_of(block)
             if pool.generation(block) != generation:

@@ -84,6 +84,45 @@ def test_no_bytes_are_taken_for_a_header(raw: bytes) -> None:
         BlockHeader.unpack(raw)
 
 
+@given(st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))
+def test_a_damaged_header_is_refused(place: int, change: int) -> None:
+    raw = bytearray(BlockHeader(LAYOUT, key(1).identity, BYTES, 5).pack())
+    raw[place] ^= change
+    with pytest.raises(BadBlockFile):
+        BlockHeader.unpack(bytes(raw))
+
+
+def test_a_longer_file_is_refused(tmp_path: Path) -> None:
+    made = folder(tmp_path / "kv")
+    write(made, 1)
+    (path,) = (tmp_path / "kv").rglob("*.kv")
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(BadBlockFile, match="bytes"):
+        made.read(key(1), own=True)
+
+
+def test_no_reader_sees_a_file_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = folder(tmp_path / "kv")
+    seen: list[bool] = []
+    writev = os.writev
+
+    def look(*arguments: object) -> int:
+        written: int = writev(*arguments)  # type: ignore[arg-type]
+        try:
+            made.read(key(1), own=True)
+            seen.append(True)
+        except FileNotFoundError:
+            seen.append(False)
+        return written
+
+    monkeypatch.setattr(os, "writev", look)
+    write(made, 1)
+    assert seen == [False]
+    assert sound(made, 1)
+
+
 @given(st.sampled_from(("layout", "identity", "block_bytes")))
 def test_a_block_of_another_model_or_place_is_refused(field: str) -> None:
     header = BlockHeader(LAYOUT, key(1).identity, BYTES, 5)
