@@ -43,6 +43,8 @@ from kvrelay.wire.cluster import ClusterStatus
 
 SYSTEMS = ("unlimited", "none", "disk")
 FIRST_TOKEN = 10
+# So that a quarter of their KV holds the longest.
+LEAST_CONVERSATIONS = 8
 # Files that measure the disk itself.
 DISK_FILES = 256
 
@@ -264,7 +266,10 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--folder", default=None, help="Folder on the disk to measure.")
-    sys.exit(asyncio.run(run(parser.parse_args())))
+    options = parser.parse_args()
+    if options.conversations < LEAST_CONVERSATIONS:
+        parser.error(f"--conversations must be {LEAST_CONVERSATIONS} or more")
+    sys.exit(asyncio.run(run(options)))
 
 
 if __name__ == "__main__":

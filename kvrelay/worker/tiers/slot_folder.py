@@ -134,11 +134,15 @@ class SlotFolder:
         self._lock, self._slot = -1, None
 
     def look_around(self) -> None:
-        """Finds the folders of other workers that have files of this layout. Raises OSError."""
+        """Finds the folders of other workers that have files of this layout. Raises OSError, also
+        if other users can write to the path.
+        """
+        self._others = ()
+        _check_private(self.path)
         self._others = tuple(
             slot
             for _, slot in sorted(self._slots().items())
-            if slot != self._slot and (slot / self._layout).is_dir()
+            if slot != self._slot and (slot / self._layout).is_dir() and _is_private(slot)
         )
 
     def _slots(self) -> dict[int, Path]:
@@ -268,6 +272,14 @@ def _check_private(folder: Path) -> None:
         raise PermissionError(
             f"{folder} can be written to by other users; run chmod 700 on it, or set another path"
         )
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        _check_private(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _folders(parent: Path, name: re.Pattern[str]) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from support.block_files import BYTES, LAYOUT, content, digest, folder, key, sou
 
 from kvrelay.types.kv_block import BlockKey, tenant_folder
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
-from kvrelay.worker.tiers.slot_folder import file_bytes
+from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes
 
 TESTS = Path(__file__).parents[3]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent)))}
@@ -163,6 +163,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     path.chmod(0o777)
     with pytest.raises(PermissionError, match="chmod 700"):
         folder(path)
+    # Nor is it read.
+    with pytest.raises(PermissionError, match="chmod 700"):
+        SlotFolder(path, LAYOUT, BYTES).look_around()
     path.chmod(0o700)
     (path / "worker-0").symlink_to(tmp_path)
     with pytest.raises(NotADirectoryError):
@@ -218,6 +221,12 @@ def test_each_worker_has_a_folder_and_takes_over_its_own(tmp_path: Path) -> None
     assert third.holds_elsewhere(key(1))
     assert sound(third, 1, own=False)
     assert not third.holds_elsewhere(key(2))
+    # Not if other users could have written them.
+    assert first.slot is not None
+    first.slot.chmod(0o777)
+    third.look_around()
+    assert not third.holds_elsewhere(key(1))
+    first.slot.chmod(0o700)
     # Of another layout, and the folder of a worker that has ended is taken before a new one.
     first.release()
     fourth = folder(path, layout="e" * 16)
