@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -114,8 +115,11 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
     table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
     tables = [table, *([_decision_table(status)] if status.decisions else [])]
-    if any(worker.load.tiers for pool in status.pools for worker in pool.workers):
+    tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)
+    if tiers and width >= _WIDE:
         tables.insert(1, _tier_table(status))
+    elif tiers:
+        header += "".join(_tier_lines(status))
     return Group(header, *tables)
 
 
@@ -193,6 +197,17 @@ def _tier_table(status: ClusterStatus) -> Table:
                 tier.error or "-",
             )
     return table
+
+
+def _tier_lines(status: ClusterStatus) -> Iterator[str]:
+    """What the table of tiers shows, for a narrow terminal."""
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        for tier in worker.load.tiers:
+            error = f", {tier.errors} errors: {tier.error}" if tier.errors else ""
+            yield (
+                f"\n{worker.worker_id} {tier.kind}: {size(tier.used_bytes)} of "
+                f"{size(tier.size_bytes)}, {tier.hits} hits{error}"
+            )
 
 
 def _decision_table(status: ClusterStatus) -> Table:
