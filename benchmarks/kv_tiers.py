@@ -207,7 +207,9 @@ async def run(options: argparse.Namespace) -> int:
                 runs[system].append(figures)
                 print(system, json.dumps(figures.summary()), file=sys.stderr)
         block_bytes, _ = _block(configuration("none", Path(name), options))
-        own = disk_rates(Path(name), block_bytes)
+        probe = Path(name) / "probe"
+        probe.mkdir()
+        own = disk_rates(probe, block_bytes)
     same = all(
         sorted(one.answers) == sorted(runs["unlimited"][0].answers)
         for figures in runs.values()
