@@ -102,6 +102,15 @@ class DecodeScheduler(Scheduler):
         self._waiting.append(sequence)
         self._waiting.sort(key=_age)
 
+    def resume(self, sequence: Sequence) -> None:
+        """Adds a sequence to prefill here, which may hold its blocks already, with a part of its
+        KV.
+        """
+        if sequence.blocks:
+            self._activate(sequence)
+        else:
+            self.add(sequence)
+
     def join(self, sequence: Sequence) -> None:
         """Adds a sequence whose KV was handed over, except that of its last token. It decodes from
         the next step on.

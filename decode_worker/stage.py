@@ -4,13 +4,14 @@ batch.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease
 from kvrelay.errors import Code
-from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
+from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -19,6 +20,7 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
 from kvrelay.worker.steps.step_cost import utilisation
+from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 
 
 class DecodeStage(Stage):
@@ -43,6 +45,10 @@ class DecodeStage(Stage):
         # Sequences that wait for their KV.
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}
         self._decoding: dict[Key, Sequence] = {}
+        self._tiers = None if context.tiers is None else TierFetcher(context, context.tiers)
+        # Sequences whose prefix is read from a tier.
+        self._fetching: dict[Key, tuple[Sequence, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, command: Start, session: RouterSession) -> None:
         """Leases blocks for a sequence, or prefills it here. Refuses it if all batch slots are
@@ -89,7 +95,11 @@ class DecodeStage(Stage):
 
     def abort(self, key: Key) -> None:
         """Ends a sequence, and the push to its lease if it is reserved."""
-        if key in self._decoding:
+        if key in self._fetching:
+            sequence, fetching = self._fetching.pop(key)
+            sequence.ended = True
+            fetching.cancel()
+        elif key in self._decoding:
             self.scheduler.remove(self._decoding.pop(key))
         elif key in self._reserved:
             lease_id = self._reserved[key][1].target.lease_id
@@ -110,7 +120,7 @@ class DecodeStage(Stage):
         waiting, blocks = self.scheduler.waiting, self._context.cache.pool
         leased = sum(len(lease.writable) for lease in self._leases)
         return StageLoad(
-            running=len(self.scheduler) - len(waiting),
+            running=len(self.scheduler) - len(waiting) + len(self._tasks),
             waiting=waiting,
             leases=len(self._leases),
             blocks_leased=leased,
@@ -135,8 +145,9 @@ class DecodeStage(Stage):
         return utilisation(self._context.engine.cost.added(now), fill)
 
     def sequences(self) -> Iterator[Sequence]:
-        """Decoding and reserved sequences."""
+        """Decoding, fetching and reserved sequences."""
         yield from self._decoding.values()
+        yield from (sequence for sequence, _ in self._fetching.values())
         yield from (sequence for sequence, _ in self._reserved.values())
 
     def keep_house(self, now: float) -> None:
@@ -152,7 +163,10 @@ class DecodeStage(Stage):
         self._release_leases()
 
     async def close(self) -> None:
-        """Ends all pushes and closes the connections."""
+        """Ends all fetches and pushes, and closes the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await super().close()
         await self._context.sender.close()
 
@@ -160,7 +174,7 @@ class DecodeStage(Stage):
         """Whether no batch slot is free for another sequence. An ended lease of the same key counts
         as a batch slot until the last copy into its blocks is over.
         """
-        taken = len(self.scheduler) + len(self._leases)
+        taken = len(self.scheduler) + len(self._leases) + len(self._tasks)
         return taken >= self._max_batch or key in self._reserved
 
     def _reserve(
@@ -190,6 +204,33 @@ class DecodeStage(Stage):
     def _run_local(self, spec: SequenceSpec, session: RouterSession) -> None:
         sequence = self._context.sequence(spec)
         self._context.sessions[spec.key] = session
-        self._decoding[spec.key] = sequence
-        self.scheduler.add(sequence)
-        self._context.work.set()
+        if self._tiers is None:
+            self._decoding[spec.key] = sequence
+            self.scheduler.add(sequence)
+            self._context.work.set()
+            return
+        fetching = asyncio.create_task(self._fetch(sequence, self._tiers))
+        self._fetching[spec.key] = sequence, fetching
+        self._tasks.add(fetching)
+        fetching.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, sequence: Sequence, tiers: TierFetcher) -> None:
+        """Reads a prefix from the tiers, if that leaves the active and the waiting sequences their
+        blocks. Then the sequence runs.
+        """
+        spare = len(self.scheduler) + self.scheduler.blocks_awaited(sequence.spec.priority)
+        try:
+            await tiers.fetch(sequence, spare_blocks=spare)
+        finally:
+            self._context.work.set()
+        if not sequence.ended:
+            key = sequence.spec.key
+            del self._fetching[key]
+            self._decoding[key] = sequence
+            self.scheduler.resume(sequence)
+
+    def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """Measures how fast prompts are computed here."""
+        if self._tiers is not None and tokens is not None and tokens.prefill is not None:
+            computed = len(sequence.spec.token_ids) - tokens.prefill.cached_tokens
+            self._tiers.cost.add_compute(computed, tokens.prefill.compute_seconds)

@@ -23,6 +23,7 @@ from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
+from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
@@ -57,6 +58,7 @@ class PrefillStage(Stage):
         self._context = context
         self.scheduler = PrefillScheduler(context.cache, context.config.prefill.chunk_tokens)
         self._fetcher = Fetcher(context)
+        self._tiers = None if context.tiers is None else TierFetcher(context, context.tiers)
         self.inbound = self._fetcher.inbound
         self._relays: dict[Key, Relay] = {}
         # Pushes that are being cancelled.
@@ -64,7 +66,9 @@ class PrefillStage(Stage):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, command: Start, session: RouterSession) -> None:
-        """Takes a prompt, and fetches its prefix first if the router names a source."""
+        """Takes a prompt, and fetches its prefix first if this worker has tiers or the router names
+        a source.
+        """
         assert isinstance(command, Prefill)
         key, target = command.spec.key, command.target
         relay = Relay(
@@ -74,14 +78,19 @@ class PrefillStage(Stage):
         )
         self._context.sessions[key] = session
         self._relays[key] = relay
-        if command.source is None:
+        if command.source is None and self._tiers is None:
             self._schedule(relay)
         else:
             relay.fetching = self._spawn(self._fetch(relay, command.source))
 
-    async def _fetch(self, relay: Relay, source: PrefixSource) -> None:
+    async def _fetch(self, relay: Relay, source: PrefixSource | None) -> None:
+        """Fetches from the tiers, or from the source if it has more."""
+        beyond = 0 if source is None else source.cached_tokens
         try:
-            await self._fetcher.fetch(relay.sequence, source, relay.target.transport)
+            if self._tiers is not None:
+                await self._tiers.fetch(relay.sequence, beyond=beyond)
+            if source is not None and not relay.sequence.blocks and not relay.sequence.ended:
+                await self._fetcher.fetch(relay.sequence, source, relay.target.transport)
         finally:
             # A sequence that waits for blocks may take those that the fetch has dropped.
             self._context.work.set()
@@ -163,6 +172,8 @@ class PrefillStage(Stage):
         if tokens.prefill is not None:
             computed = len(relay.sequence.spec.token_ids) - tokens.prefill.cached_tokens
             self._fetcher.cost_model.add_compute(computed, tokens.prefill.compute_seconds)
+            if self._tiers is not None:
+                self._tiers.cost.add_compute(computed, tokens.prefill.compute_seconds)
         self.scheduler.remove(relay.sequence)
         now = self._context.clock.now()
         relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], now))

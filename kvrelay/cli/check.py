@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -77,12 +80,53 @@ def _print(
     if machine.gpus and not any(config.pool(one.pool).resources.num_gpus for one in pools):
         console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
     console.print(_memory_table(pools))
-    total = sum(one.workers * (one.kv_bytes + (one.weight_bytes or 0)) for one in pools)
+    total = sum(
+        one.workers * (one.kv_bytes + (one.weight_bytes or 0) + one.host_tier_bytes)
+        for one in pools
+    )
     console.print(
         f"All workers together: at most {render.size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
+    for line in _tier_lines(pools):
+        console.print(line)
     console.print(f"Not ready: {problem}" if problem else "Ready to serve.")
+
+
+def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
+    """Describes the tiers, and the room on the disk."""
+    for one in pools:
+        if one.host_tier_bytes:
+            yield (
+                f"Tier host of each {one.pool} worker: {render.size(one.host_tier_bytes)} of "
+                f"memory{_tokens(one, one.host_tier_bytes)}."
+            )
+        if one.disk_tier_bytes:
+            all_workers = one.workers * one.disk_tier_bytes
+            free = _free_bytes(Path(one.disk_tier_path))
+            yield (
+                f"Tier disk of each {one.pool} worker: {render.size(one.disk_tier_bytes)}"
+                f"{_tokens(one, one.disk_tier_bytes)} in {one.disk_tier_path}, whose disk has "
+                f"{render.size(free)} free."
+                + (" That is too little for all workers." if all_workers > free else "")
+            )
+
+
+def _free_bytes(folder: Path) -> int:
+    """Bytes that are free where the folder is, or will be; 0 if that is unknown."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def _tokens(pool: PoolMemory, size: int) -> str:
+    if not pool.block_bytes:
+        return ""
+    return f", KV of {size // pool.block_bytes * pool.block_size:,} tokens"
 
 
 def _memory_table(pools: tuple[PoolMemory, ...]) -> Table:

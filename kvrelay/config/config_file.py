@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,13 +16,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.pools import KvConfig, PoolKvConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.section import BadValue
 from kvrelay.config.security import SecurityConfig
 from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
 from kvrelay.errors import ConfigError
+from kvrelay.types.workers import POOLS
 
 Config = TypeVar("Config", bound=BaseModel)
+KvSection = TypeVar("KvSection", KvConfig, PoolKvConfig)
 
 # Characters.
 _MAX_MESSAGE = 400
@@ -52,7 +56,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     )
     folder = Path() if path is None else path.parent
     security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
-    config = config.model_copy(update={"security": security})
+    config = _with_folder(config.model_copy(update={"security": security}), folder)
     if config.autoscaling is None:
         return config
     from_file = path is not None and "autoscaling" not in overrides
@@ -78,6 +82,27 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
             f"their processes and weights; set {key} to one value in both pools, or set {without}"
         )
     return config.model_copy(update={"autoscaling": str(policy)})
+
+
+def _with_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """Resolves the paths of tiers relative to `folder`."""
+
+    def resolved(kv: KvSection) -> KvSection:
+        if not kv.tiers:
+            return kv
+        tiers = tuple(
+            tier.model_copy(update={"path": str((folder / tier.path).absolute())})
+            if tier.path
+            else tier
+            for tier in kv.tiers
+        )
+        return kv.model_copy(update={"tiers": tiers})
+
+    pools: dict[str, object] = {
+        name: config.pool(name).model_copy(update={"kv": resolved(config.pool(name).kv)})
+        for name in POOLS
+    }
+    return config.model_copy(update={"kv": resolved(config.kv), **pools})
 
 
 def load_policy(path: Path) -> AutoscalingPolicy:
@@ -181,6 +206,10 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
     if not show_values:
         return text
     hint = "; YAML reads a bare on, off, yes or no as a boolean" if isinstance(given, bool) else ""
+    if error["type"] == "literal_error":
+        allowed = re.findall("'([^']*)'", context["expected"])
+        nearest = difflib.get_close_matches(str(given), allowed, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else hint
     return f"{text}, not {_shown(given)}{hint}"
 
 

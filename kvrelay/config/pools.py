@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from kvrelay.config.section import MAX_POOL, Memory, PositiveInt, Section
+from kvrelay.config.section import MAX_POOL, BadValue, Memory, PositiveInt, Section
+from kvrelay.config.tiers import TierConfig, check_tiers
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _MAX_CORES = 4096
@@ -45,6 +46,19 @@ class KvConfig(Section):
     memory: Memory = 2**30
     digest: bool = True
     prefix_cache: bool = True
+    # Where evicted blocks go, nearest first.
+    tiers: tuple[TierConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _tiers_fit(self) -> KvConfig:
+        check_tiers(self.tiers)
+        if self.tiers and not self.prefix_cache:
+            raise BadValue(
+                "tiers keep blocks of the prefix cache, which is off; set prefix_cache: true, or "
+                "leave tiers out",
+                ("tiers",),
+            )
+        return self
 
 
 class PoolKvConfig(Section):
@@ -53,6 +67,12 @@ class PoolKvConfig(Section):
     dtype: KvDtype | None = None
     block_size: BlockSize | None = None
     memory: Memory | None = None
+    tiers: tuple[TierConfig, ...] | None = None
+
+    @model_validator(mode="after")
+    def _tiers_fit(self) -> PoolKvConfig:
+        check_tiers(self.tiers or ())
+        return self
 
 
 class Resources(Section):

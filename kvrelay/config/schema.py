@@ -203,7 +203,11 @@ class ClusterConfig(Section):
 
     def pool_kv(self, pool: PoolName) -> KvConfig:
         """Returns `kv` with the overrides of the pool."""
-        return self.kv.model_copy(update=self.pool(pool).kv.model_dump(exclude_none=True))
+        overrides = self.pool(pool).kv
+        given = {name: getattr(overrides, name) for name in type(overrides).model_fields}
+        return self.kv.model_copy(
+            update={name: value for name, value in given.items() if value is not None}
+        )
 
 
 def _exposed(address: str, missing: list[str]) -> str:

@@ -30,6 +30,10 @@ class PoolMemory:
     block_size: int
     # Tokens of the longest sequence that a request may have.
     longest_sequence: int
+    # Tiers behind the KV cache: bytes of host memory, bytes of files, and their folder.
+    host_tier_bytes: int = 0
+    disk_tier_bytes: int = 0
+    disk_tier_path: str = ""
 
     @property
     def kv_tokens(self) -> int:
@@ -73,6 +77,8 @@ def plan_memory(config: ClusterConfig) -> tuple[PoolMemory, ...]:
         weights = tensors and weight_bytes(tensors, dtype, section.weights, packs=packs)
         layout = kv_layout(model, kv.block_size, kv.dtype, dtype) if longest else None
         block_bytes = layout.block_bytes if layout else 0
+        tiers = {one.kind: one for one in kv.tiers}
+        host, disk = tiers.get("host"), tiers.get("disk")
         return PoolMemory(
             pool,
             section.replicas,
@@ -81,6 +87,9 @@ def plan_memory(config: ClusterConfig) -> tuple[PoolMemory, ...]:
             block_bytes,
             kv.block_size,
             longest or 0,
+            0 if host is None else host.size,
+            0 if disk is None else disk.size,
+            "" if disk is None else disk.path,
         )
 
     return tuple(map(of, POOLS))

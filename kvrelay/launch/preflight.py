@@ -49,6 +49,8 @@ def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = T
         machine = Machine.here()
         _check_pools(config, machine.memory_bytes)
         _check_memory(config, pools, machine.memory_bytes)
+        for one in pools:
+            _check_tiers(one)
         _check_gpus(config, machine)
 
 
@@ -146,12 +148,48 @@ def _check_memory(config: ClusterConfig, pools: tuple[PoolMemory, ...], total: i
     for one in pools:
         on_gpu = config.pool(one.pool).resources.num_gpus > 0
         weights = one.weight_bytes or 0
-        if one.workers and not on_gpu and one.kv_bytes + weights > total:
+        if one.workers and one.host_tier_bytes + (0 if on_gpu else one.kv_bytes + weights) > total:
+            if one.host_tier_bytes:
+                raise ConfigError(
+                    f"kv.tiers: the host tier of a {one.pool} worker takes "
+                    f"{_gib(one.host_tier_bytes)} beside its KV and weights, and this machine has "
+                    f"{_gib(total)}; set the size of the tier lower"
+                )
             raise ConfigError(
                 f"kv.memory: a {one.pool} worker takes {_gib(one.kv_bytes)} for KV and "
                 f"{_gib(weights)} for weights, and this machine has {_gib(total)}; set kv.memory "
                 "lower, or choose a smaller model"
             )
+
+
+def _check_tiers(pool: PoolMemory) -> None:
+    """Raises ConfigError if a pool's disk tier cannot be used, or a tier holds no block."""
+    for kind, size in (("host", pool.host_tier_bytes), ("disk", pool.disk_tier_bytes)):
+        if pool.workers and 0 < size < 2 * pool.block_bytes:
+            raise ConfigError(
+                f"kv.tiers: the {kind} tier of a {pool.pool} worker has {size} bytes, and a block "
+                f"of KV takes {pool.block_bytes}; set size to at least {2 * pool.block_bytes}"
+            )
+    if not pool.workers or not pool.disk_tier_path:
+        return
+    folder = Path(pool.disk_tier_path)
+    # The workers create what is missing.
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    reason = ""
+    is_path = str(folder) == pool.disk_tier_path
+    if not folder.is_dir() or (is_path and folder.is_symlink()):
+        reason = f"{folder} is not a folder"
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        reason = f"{folder} cannot be written to"
+    elif is_path and folder.stat().st_mode & 0o022:
+        reason = f"{folder} can be written to by other users, who could change answers"
+    if reason:
+        raise ConfigError(
+            f"kv.tiers: the disk tier of the {pool.pool} workers cannot use "
+            f"{pool.disk_tier_path}: {reason}; set path to a folder that only this user can write "
+            "to, or that does not exist yet"
+        )
 
 
 def _check_gpus(config: ClusterConfig, machine: Machine) -> None:

@@ -38,9 +38,20 @@ _PRIVATE = tuple(
     )
 )
 # In these fields, unprintable characters are replaced. In other fields they are an error.
-_FREE_TEXT = {"reason", "integrity_error", "certificate_note"}
+_FREE_TEXT = {"reason", "integrity_error", "certificate_note", "error"}
 # Also *_bytes and *_tokens. Other integers are int32 on the wire.
-_INT64 = {"epoch", "preemptions", "finished", "failed"}
+_INT64 = {
+    "epoch",
+    "preemptions",
+    "finished",
+    "failed",
+    "hits",
+    "misses",
+    "stored",
+    "evicted",
+    "dropped",
+    "errors",
+}
 # Sizes must be at least 1. Other numbers are counts, which may be 0.
 _SIZES = {
     "block_size",
@@ -135,6 +146,10 @@ def _checked(value: T) -> T:
             if len(item) > MAX_ITEMS:
                 raise ValueError(f"{name} has {len(item)} items; allowed are {MAX_ITEMS}")
             changes[name] = tuple(_text(name, one) for one in item)
+        elif isinstance(item, tuple):
+            if len(item) > MAX_ITEMS:
+                raise ValueError(f"{name} has {len(item)} items; allowed are {MAX_ITEMS}")
+            changes[name] = tuple(_checked(one) for one in item)
         elif isinstance(item, int | float) and not isinstance(item, bool):
             _check_number(name, item)
     return dataclasses.replace(value, **changes)

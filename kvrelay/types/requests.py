@@ -172,10 +172,19 @@ class PrefillTimings:
     # Tokens that needed no compute.
     cached_tokens: int
     chunks: int
-    # Part of the cached tokens that came from another worker's prefix cache.
+    # Part of the cached tokens that came from another worker's prefix cache, or from a tier.
     fetched_tokens: int = 0
     # Part of queue_seconds.
     fetch_seconds: float = 0.0
+    # The tier that the fetched tokens came from; empty for another worker.
+    fetched_from: str = ""
+
+    @property
+    def fetch(self) -> Fetch | None:
+        """The fetch of the prefix, if there was one."""
+        if not self.fetched_tokens:
+            return None
+        return Fetch(self.fetched_from or "worker", self.fetched_tokens, self.fetch_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,16 @@ class Attempt:
     prefill_worker: str
     decode_worker: str
     outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """KV of a prompt that was fetched instead of computed."""
+
+    # worker: another worker's prefix cache. host, disk: a tier of the worker itself.
+    source: str
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +221,4 @@ class Ledger:
     e2e_seconds: float = 0.0
     handoff: Handoff | None = None
     attempts: tuple[Attempt, ...] = ()
+    fetch: Fetch | None = None

@@ -17,6 +17,37 @@ POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 _FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
 
 
+# host: memory outside of the block pool. disk: files.
+TierKind = Literal["host", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierLoad:
+    """One tier of a worker: what it holds, and what it has done since the worker started. Counts
+    are in blocks unless they say otherwise.
+    """
+
+    kind: str
+    # Bytes that the tier may take.
+    size_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    # Blocks that came back.
+    hits: int = 0
+    # Blocks of prompts that neither the pool nor any tier had.
+    misses: int = 0
+    stored: int = 0
+    evicted: int = 0
+    # Blocks that were lost because the tier was too slow for them.
+    dropped: int = 0
+    errors: int = 0
+    # The last error; empty if the tier works.
+    error: str = ""
+    # Bytes per second, as measured; 0 until then.
+    read_rate: float = 0.0
+    write_rate: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """The load that a worker reports with each heartbeat."""
@@ -52,6 +83,8 @@ class WorkerLoad:
     # Rate at which a prompt would be computed now: 0 if the answers of a decode worker leave no
     # time within their ITL, None if unknown.
     prompt_tokens_per_second: float | None = None
+    # The tiers behind the block pool, nearest first.
+    tiers: tuple[TierLoad, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -181,8 +181,18 @@ class Attempt(_message.Message):
     outcome: str
     def __init__(self, path: _Optional[str] = ..., why: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
+class Fetch(_message.Message):
+    __slots__ = ("source", "tokens", "seconds")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    tokens: int
+    seconds: float
+    def __init__(self, source: _Optional[str] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class Ledger(_message.Message):
-    __slots__ = ("phases", "ttft_seconds", "second_token_gap_seconds", "decode_seconds", "e2e_seconds", "handoff", "attempts")
+    __slots__ = ("phases", "ttft_seconds", "second_token_gap_seconds", "decode_seconds", "e2e_seconds", "handoff", "attempts", "fetch")
     PHASES_FIELD_NUMBER: _ClassVar[int]
     TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECOND_TOKEN_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +200,7 @@ class Ledger(_message.Message):
     E2E_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     ttft_seconds: float
     second_token_gap_seconds: float
@@ -197,7 +208,8 @@ class Ledger(_message.Message):
     e2e_seconds: float
     handoff: Handoff
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., ttft_seconds: _Optional[float] = ..., second_token_gap_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., e2e_seconds: _Optional[float] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    fetch: Fetch
+    def __init__(self, phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., ttft_seconds: _Optional[float] = ..., second_token_gap_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., e2e_seconds: _Optional[float] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "index", "token_ids", "text", "logprobs", "finish_reason", "usage", "path", "why", "ledger", "prompt_logprobs", "system_fingerprint")

@@ -181,20 +181,22 @@ class Refused(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PrefillTimings(_message.Message):
-    __slots__ = ("queue_seconds", "compute_seconds", "cached_tokens", "chunks", "fetched_tokens", "fetch_seconds")
+    __slots__ = ("queue_seconds", "compute_seconds", "cached_tokens", "chunks", "fetched_tokens", "fetch_seconds", "fetched_from")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FROM_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     compute_seconds: float
     cached_tokens: int
     chunks: int
     fetched_tokens: int
     fetch_seconds: float
-    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., fetch_seconds: _Optional[float] = ...) -> None: ...
+    fetched_from: str
+    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., fetch_seconds: _Optional[float] = ..., fetched_from: _Optional[str] = ...) -> None: ...
 
 class SequenceTokens(_message.Message):
     __slots__ = ("request_id", "attempt", "index", "token_ids", "logprobs", "finish_reason", "prefill", "prompt_logprobs")

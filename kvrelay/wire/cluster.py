@@ -16,6 +16,7 @@ from kvrelay.types.workers import (
     PoolName,
     Role,
     StandbyWorker,
+    TierLoad,
     WorkerInfo,
     WorkerLoad,
     WorkerState,
@@ -26,7 +27,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
     ClusterServiceStub,
     add_ClusterServiceServicer_to_server,
 )
-from kvrelay.wire.fields import optional
+from kvrelay.wire.fields import optional, to_message, to_value
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["ClusterService"].full_name
-_LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad))
+_LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad) if field.name != "tiers")
 _ROUTER_FIELDS = tuple(field.name for field in fields(RouterLoad))
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _CONTROLLER_STATES: tuple[ControllerState, ...] = get_args(ControllerState)
@@ -163,6 +164,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         protocol=worker.protocol,
         model_id=worker.model_id,
         engine=worker.engine,
+        tiers=[to_message(pb.TierStatus, tier) for tier in worker.load.tiers],
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -177,7 +179,10 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         epoch=message.epoch,
         state=_state(message.state),
         address=message.address,
-        load=WorkerLoad(**{name: optional(message, name) for name in _LOAD_FIELDS}),
+        load=WorkerLoad(
+            **{name: optional(message, name) for name in _LOAD_FIELDS},
+            tiers=tuple(to_value(TierLoad, tier) for tier in message.tiers),
+        ),
         pid=message.pid,
         unfit=message.unfit,
         tensor_parallel=message.tensor_parallel or 1,

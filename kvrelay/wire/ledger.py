@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.types.requests import Attempt, Handoff, Ledger
+from kvrelay.types.requests import Attempt, Fetch, Handoff, Ledger
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
 
@@ -25,6 +25,7 @@ def ledger_to_proto(ledger: Ledger) -> pb.Ledger:
         phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in ledger.phases],
         handoff=None if ledger.handoff is None else handoff_to_proto(ledger.handoff),
         attempts=[to_message(pb.Attempt, attempt) for attempt in ledger.attempts],
+        fetch=None if ledger.fetch is None else to_message(pb.Fetch, ledger.fetch),
     )
 
 
@@ -36,4 +37,5 @@ def ledger_from_proto(message: pb.Ledger) -> Ledger:
         phases=tuple((phase.name, phase.seconds) for phase in message.phases),
         handoff=handoff_from_proto(message.handoff) if message.HasField("handoff") else None,
         attempts=tuple(to_value(Attempt, attempt) for attempt in message.attempts),
+        fetch=to_value(Fetch, message.fetch) if message.HasField("fetch") else None,
     )

@@ -87,4 +87,6 @@ def check_times(*seconds: float) -> None:
 
 def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:
     check_times(message.queue_seconds, message.compute_seconds, message.fetch_seconds)
-    return to_value(PrefillTimings, message)
+    # It becomes a label and a text for people.
+    source = message.fetched_from if message.fetched_from.isidentifier() else ""
+    return to_value(PrefillTimings, message, fetched_from=source[:16])

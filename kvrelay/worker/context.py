@@ -19,6 +19,7 @@ from kvrelay.types.workers import PoolName
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.engine_thread import EngineThread
+from kvrelay.worker.tiers.tier_store import TierStore
 
 Key = tuple[str, int]
 """Identifies one attempt of a request: request id, attempt."""
@@ -48,6 +49,7 @@ class WorkerContext:
         cache: KvCache,
         sender: Sender,
         clock: Clock,
+        tiers: TierStore | None = None,
     ) -> None:
         self.identity = identity
         self.config = config
@@ -55,6 +57,8 @@ class WorkerContext:
         self.cache = cache
         self.sender = sender
         self.clock = clock
+        # Where evicted blocks go; None without tiers.
+        self.tiers = tiers
         self.engine = EngineThread(runner, clock)
         # The attempts on this worker, with the sessions of their routers. An attempt is in here
         # from the command that brings it until its last event.

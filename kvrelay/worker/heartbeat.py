@@ -86,4 +86,5 @@ class Heartbeat:
             busy_share=stage.busy_share,
             blocks_leased=stage.blocks_leased,
             prompt_tokens_per_second=stage.prompt_tokens_per_second,
+            tiers=() if self._context.tiers is None else self._context.tiers.load(),
         )

@@ -35,8 +35,10 @@ class Sequence:
     num_computed: int = 0
     # Prompt tokens that the prefix cache held when the sequence began here.
     cached_tokens: int = 0
-    # The part of `cached_tokens` that came from another worker's prefix cache.
+    # The part of `cached_tokens` that came from another worker's prefix cache, or from a tier.
     fetched_tokens: int = 0
+    # The tier that the tokens came from; empty for another worker.
+    fetched_from: str = ""
     fetch_seconds: float = 0.0
     chunks: int = 0
     # Time at which the first chunk was scheduled, in monotonic seconds.
@@ -83,6 +85,7 @@ class Sequence:
             self.chunks,
             self.fetched_tokens,
             self.fetch_seconds,
+            self.fetched_from,
         )
 
     def passes(self, now: float) -> None:

@@ -201,6 +201,13 @@ class Worker:
         while not self._load().empty:  # noqa: ASYNC110
             await asyncio.sleep(HOUSEKEEPING_S)
 
+    async def flush(self) -> None:
+        """Stores the cached blocks in the tiers, so that they survive the worker. Takes some
+        seconds at most.
+        """
+        if self.context.tiers is not None:
+            await self.context.tiers.flush()
+
     def keep_house(self, now: float) -> None:
         """Fails the sequences past their deadline, and all sequences once the drain grace is over.
         Called before each step, and every HOUSEKEEPING_S.
@@ -216,6 +223,8 @@ class Worker:
             for key in list(sessions):
                 self._fail(key, Code.UNAVAILABLE, DRAINING)
         self.stage.inbound.receiver.keep_house(now)
+        if self.context.tiers is not None:
+            self.context.tiers.keep_house()
         self.stage.keep_house(now)
 
     # Steps
@@ -280,6 +289,8 @@ class Worker:
                 tasks.create_task(self._keep_house())
                 tasks.create_task(self._run_steps())
                 tasks.create_task(self.cache_feeds.run())
+                if self.context.tiers is not None:
+                    tasks.create_task(self.context.tiers.run())
         finally:
             self.context.engine.shutdown()
 
@@ -299,6 +310,8 @@ class Worker:
         """
         self._guided_starts.close()
         await self.stage.close()
+        if self.context.tiers is not None:
+            await self.context.tiers.close()
         self.context.runner.close()
 
     def info(self) -> WorkerInfo:

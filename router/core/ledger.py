@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.types.requests import Attempt, Handoff, Ledger, PrefillTimings
+from kvrelay.types.requests import Attempt, Fetch, Handoff, Ledger, PrefillTimings
 
 
 class Timeline:
@@ -21,6 +21,7 @@ class Timeline:
         self._first: float | None = None
         self._second: float | None = None
         self._last: float | None = None
+        self._fetch: Fetch | None = None
 
     @property
     def has_first_token(self) -> bool:
@@ -61,6 +62,7 @@ class Timeline:
 
     def _prefilled(self, now: float, prefill: PrefillTimings | None) -> None:
         if prefill is not None:
+            self._fetch = self._fetch or prefill.fetch
             computing = min(self._marked + prefill.queue_seconds, now)
             if prefill.fetch_seconds:
                 self.mark("fetch", min(self._marked + prefill.fetch_seconds, computing))
@@ -111,4 +113,5 @@ class Timeline:
             e2e_seconds=max(ended, emitted or ended) - self._arrival,
             handoff=handoff,
             attempts=attempts,
+            fetch=self._fetch,
         )

@@ -37,6 +37,7 @@ SNAPSHOT_S = 0.9
 MAX_VIEWERS = 64
 # Limit on shown workers per pool.
 MAX_WORKERS = 64
+MAX_TIERS = 4
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": (
@@ -234,6 +235,19 @@ def _worker(worker: WorkerStatus) -> Json:
         "tokens_per_s": round(load.tokens_per_second, 1),
         "preemptions": load.preemptions,
         "unfit": worker.unfit[: recent_requests.MAX_WHY],
+        "tiers": [
+            {
+                "kind": one.kind[:16],
+                "blocks": one.blocks,
+                "used_bytes": one.used_bytes,
+                "size_bytes": one.size_bytes,
+                "hits": one.hits,
+                "misses": one.misses,
+                "errors": one.errors,
+                "error": one.error[: recent_requests.MAX_WHY],
+            }
+            for one in load.tiers[:MAX_TIERS]
+        ],
         "integrity": "" if load.integrity_ok else load.integrity_error[: recent_requests.MAX_WHY],
     }
 

@@ -17,6 +17,7 @@ from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.requests import FinishReason
 from kvrelay.types.workers import POOLS, PoolName, StandbyWorker, WorkerState
 from router.observability.series import Histogram, Total
+from router.observability.tier_metrics import tier_metrics
 from router.runtime.driver import Driver
 from router.runtime.stream import Stream
 
@@ -152,7 +153,7 @@ class Metrics:
         )
         self._cache_hits = self._total("prefix_cache_hits", "Prompt tokens found in prefix caches.")
         self._fetched = self._total(
-            "prefix_fetched", "Prefix cache hits fetched from another worker."
+            "prefix_fetched", "Prefix cache hits fetched from another worker or from a tier."
         )
         self._handoff_bytes = self._total(
             "handoff_bytes", "Bytes of KV handed off to decode workers."
@@ -372,6 +373,7 @@ class ClusterCollector(Collector):
             accepted.add_metric(labels, load.accepted_tokens)
         yield from (running, waiting, for_prefill, at_limit, usage, blocks, leases, rate, resident)
         yield from (integrity, preemptions, drafts, accepted, self._replicas())
+        yield from tier_metrics(self._model, workers)
 
     def _replicas(self) -> Metric:
         """Returns the number of workers by state. A state without workers is 0 instead of absent,

@@ -10,6 +10,7 @@ from mutants import (
     of_security,
     of_standby,
     of_tenants,
+    of_tiers,
     of_transfer,
     of_workers,
 )
@@ -24,5 +25,6 @@ _MODULES = (
     of_security,
     of_inputs,
     of_tenants,
+    of_tiers,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

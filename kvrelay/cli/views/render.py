@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,13 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         for worker in broken:
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
     table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
-    return Group(header, table, *([_decision_table(status)] if status.decisions else []))
+    tables = [table, *([_decision_table(status)] if status.decisions else [])]
+    tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)
+    if tiers and width >= _WIDE:
+        tables.insert(1, _tier_table(status))
+    elif tiers:
+        header += "".join(_tier_lines(status))
+    return Group(header, *tables)
 
 
 def _narrow_worker_table(status: ClusterStatus) -> Table:
@@ -170,6 +177,39 @@ def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
+def _tier_table(status: ClusterStatus) -> Table:
+    """The tiers behind the workers' KV caches."""
+    table = Table(title="KV tiers", title_justify="left")
+    for name in ("worker", "tier"):
+        table.add_column(name, no_wrap=True)
+    for name in ("used", "size", "blocks", "hits", "misses", "evicted", "dropped", "errors"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last error")
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        for tier in worker.load.tiers:
+            counts = tier.blocks, tier.hits, tier.misses, tier.evicted, tier.dropped, tier.errors
+            table.add_row(
+                worker.worker_id,
+                tier.kind,
+                size(tier.used_bytes),
+                size(tier.size_bytes),
+                *map(str, counts),
+                tier.error or "-",
+            )
+    return table
+
+
+def _tier_lines(status: ClusterStatus) -> Iterator[str]:
+    """What the table of tiers shows, for a narrow terminal."""
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        for tier in worker.load.tiers:
+            error = f", {tier.errors} errors: {tier.error}" if tier.errors else ""
+            yield (
+                f"\n{worker.worker_id} {tier.kind}: {size(tier.used_bytes)} of "
+                f"{size(tier.size_bytes)}, {tier.hits} hits{error}"
+            )
+
+
 def _decision_table(status: ClusterStatus) -> Table:
     table = Table(title="last scaling decisions", title_justify="left")
     for name in ("time", "pool", "workers", "reason"):
@@ -203,6 +243,11 @@ def ledger_table(completion: Completion) -> RenderableType:
     table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
+    if (fetch := ledger.fetch) is not None:
+        place = "another worker" if fetch.source == "worker" else f"the tier {fetch.source}"
+        lines.append(
+            f"fetched from {place}: KV of {fetch.tokens} tokens in {milliseconds(fetch.seconds)}"
+        )
     if len(ledger.attempts) > 1:
         lines += [
             f"attempt on {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"

@@ -8,8 +8,11 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+from kvrelay.types.kv_block import IDENTITY_BYTES
+
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
+_IDENTITY = b"kvr identity"
 
 
 class BlockHasher:
@@ -31,6 +34,8 @@ class BlockHasher:
         self.tokens: list[bytes] = []
         key = hashlib.blake2b(self.root.encode(), digest_size=32).digest()
         self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)
+        self._identity = hashlib.blake2b(key=key, digest_size=IDENTITY_BYTES, person=_IDENTITY)
+        self._identities: list[bytes] = []
 
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:
         """Takes the whole sequence so far; returns the hashes of all its full blocks.
@@ -46,6 +51,15 @@ class BlockHasher:
             self.tokens.append(tokens)
             self.hashes.append(self._state.copy().digest())
         return self.hashes
+
+    def identities(self) -> list[bytes]:
+        """The identities of all hashed blocks; see `BlockKey`. Computed on request, since only
+        blocks that leave the pool need one.
+        """
+        for tokens in self.tokens[len(self._identities) :]:
+            self._identity.update(tokens)
+            self._identities.append(self._identity.copy().digest())
+        return self._identities
 
 
 def hashed(token_ids: Sequence[int], block_size: int, salt: str = "") -> BlockHasher:

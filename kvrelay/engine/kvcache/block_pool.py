@@ -206,6 +206,14 @@ class BlockPool:
         """Serial number of the content that the block is named for; 0 if it is unnamed."""
         return self._serials[block]
 
+    def hash_of(self, block: int) -> bytes | None:
+        """The hash that the block is named by; None if it is unnamed."""
+        return self._hash_of.get(block)
+
+    def is_cached(self, block: int) -> bool:
+        """True if the block is named and not held."""
+        return self._references[block] == 0 and block in self._hash_of
+
     def generation(self, block: int) -> int:
         """How often the block has been allocated. A write for an earlier owner carries a lower
         number.

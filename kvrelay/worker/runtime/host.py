@@ -31,6 +31,7 @@ from kvrelay.worker.runtime.registration import publish_heartbeats, sign_off
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.session import WorkerService
 from kvrelay.worker.stage import BuildStage
+from kvrelay.worker.tiers.tier_store import TierStore
 from kvrelay.worker.worker import Worker
 
 log = get_logger("worker")
@@ -90,7 +91,10 @@ def worker_builder(
             host=config.listen.worker_host,
             credentials=credentials,
         )
-        context = WorkerContext(identity, config, runner, cache, sender, clock)
+        tiers = None
+        if kv.tiers:
+            tiers = TierStore.build(kv.tiers, cache, runner.kv, runner.layout_hash, clock)
+        context = WorkerContext(identity, config, runner, cache, sender, clock, tiers)
         return Worker(context, build_stage)
 
     return build
@@ -187,5 +191,7 @@ async def _stopped(worker: Worker, stop: StopRequest) -> None:
         halted = asyncio.create_task(stop.halt.wait())
         emptied = asyncio.create_task(worker.emptied())
         await asyncio.wait({halted, emptied}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (halted, emptied):
+        flushed = asyncio.create_task(worker.flush())
+        await asyncio.wait({halted, flushed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (halted, emptied, flushed):
             task.cancel()

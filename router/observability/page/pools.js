@@ -64,7 +64,7 @@ function workerNode() {
   return el(
     "tr", {},
     el("th", { scope: "row" }, el("span", { class: "id" }), el("small", { class: "quiet" })),
-    el("td", { class: "kv" }, el("span", { class: "meter" }, held, cached), el("span", { class: "number" })),
+    el("td", { class: "kv" }, el("span", { class: "meter" }, held, cached), el("span", { class: "number" }), el("small", { class: "tiers quiet" })),
     ...[1, 2, 3].map(() => el("td", { class: "number" })),
   );
 }
@@ -81,11 +81,19 @@ function updateWorker(node, worker) {
   const [held, cached] = kv.firstChild.children;
   held.style.width = `${(100 * worker.blocks_held) / total}%`;
   cached.style.width = `${(100 * worker.blocks_cached) / total}%`;
+  const [, number, tiers] = kv.children;
+  say(tiers, worker.tiers.map((tier) => `${tier.errors ? "⚠ " : ""}${tier.kind} ${bytes(tier.used_bytes)}`).join(", "));
+  tiers.title = worker.tiers.map(tierText).join("\n");
   kv.firstChild.title = `${count(worker.blocks_held)} of ${count(total)} blocks held, ${count(worker.blocks_cached)} cached; ${bytes(worker.kv_bytes)}`;
-  say(kv.lastChild, share(worker.blocks_held / total));
+  say(number, share(worker.blocks_held / total));
   say(running, count(worker.running));
   say(waiting, count(worker.waiting));
   say(speed, rate(worker.tokens_per_s));
+}
+
+function tierText(tier) {
+  const errors = tier.errors ? `; ${count(tier.errors)} errors, the last: ${tier.error}` : "";
+  return `${tier.kind}: ${count(tier.blocks)} blocks, ${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)}; ${count(tier.hits)} came back, ${count(tier.misses)} missed${errors}`;
 }
 
 function decisionNode(one) {

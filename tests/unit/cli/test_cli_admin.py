@@ -21,7 +21,7 @@ from kvrelay.cli.main import run
 from kvrelay.cli.views.render import status_view
 from kvrelay.errors import NotFound
 from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
-from kvrelay.types.workers import PendingWorker, WorkerLoad
+from kvrelay.types.workers import PendingWorker, TierLoad, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 
@@ -38,6 +38,17 @@ GOOD = WorkerLoad(
     weight_bytes=3 * 2**30,
     kv_bytes=512,
     rss_bytes=1300 * 2**20,
+    tiers=(
+        TierLoad(
+            "disk",
+            size_bytes=20 * 2**30,
+            used_bytes=3 * 2**30,
+            blocks=1234,
+            hits=77,
+            errors=2,
+            error="No space left on device",
+        ),
+    ),
 )
 STATUS = wire.ClusterStatus(
     model="demo",
@@ -135,7 +146,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "routing: kv_aware; autoscaling: queue-depth.yaml\n",
     ):
         assert words in shown
-    (good,) = (line for line in shown.splitlines() if "prefill-" in line)
+    good = next(line for line in shown.splitlines() if "prefill-" in line)
     cells = [cell.strip() for cell in good.strip("│").split("│")]
     assert cells == [
         "prefill",
@@ -155,6 +166,15 @@ def test_status_shows_all(capsys: Output) -> None:
     assert "speculation: 300 of 400 draft tokens accepted (75%)" in shown
     assert "BROKEN: 2 blocks lost" in shown
     assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
+    (tier,) = [line for line in shown.splitlines() if "No space left on device" in line]
+    assert [cell.strip() for cell in tier.strip("│").split("│")][:6] == [
+        "prefill-[red]0",
+        "disk",
+        "3 GiB",
+        "20 GiB",
+        "1234",
+        "77",
+    ]
     assert "1 → 2" in shown
     assert "queue_depth 9 over 4" in shown
 
@@ -200,6 +220,7 @@ def test_status_fits_a_narrow_terminal() -> None:
         ]
         assert worker.state in line
     assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
+    assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits, 2 errors: No" in text
 
 
 def test_status_as_json(capsys: Output) -> None:

@@ -714,3 +714,50 @@ def test_an_override_into_a_broken_section_reports_the_files_error(tmp_path: Pat
     path.write_text("prefill: 3\n")
     with pytest.raises(ConfigError, match=r"cluster\.yaml:1: prefill: must be a mapping"):
         load_config(path, {"prefill.replicas": 1})
+
+
+@pytest.mark.parametrize(
+    ("tiers", "problem"),
+    [
+        ("{kind: dsik, path: kv, size: 1GiB}", "did you mean disk?"),
+        ("{kind: disk, pth: kv, size: 1GiB}", "unknown key; did you mean path?"),
+        ("{kind: disk, path: kv}", "kv.tiers[0].size: is missing"),
+        ("{kind: disk, size: 1GiB}", "a disk tier needs a path"),
+        ("{kind: host, path: kv, size: 1GiB}", "has no files"),
+        ("{kind: host, size: 0}", "kv.tiers[0].size: must be above 0"),
+        ("{kind: host, size: 1GiB}, {kind: host, size: 1GiB}", "two tiers of kind host"),
+        (
+            "{kind: disk, path: kv, size: 1GiB}, {kind: host, size: 1GiB}",
+            "kv.tiers[1].kind: the tier of kind host comes after disk",
+        ),
+    ],
+)
+@pytest.mark.parametrize("section", ["kv: {%s}", "decode: {kv: {%s}}"])
+def test_tiers_that_cannot_be(tmp_path: Path, tiers: str, problem: str, section: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(section % f"tiers: [{tiers}]")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert problem in caught.value.message
+    assert caught.value.message.startswith(f"{file}:1: ")
+
+
+def test_tiers_need_the_prefix_cache(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("kv: {prefix_cache: false, tiers: [{kind: host, size: 1GiB}]}")
+    with pytest.raises(ConfigError, match="prefix_cache: true"):
+        load_config(file)
+
+
+def test_a_pool_has_tiers_of_its_own_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "kv: {tiers: [{kind: disk, path: kv, size: 1GiB}]}\n"
+        "decode: {kv: {tiers: []}}\n"
+        "prefill: {kv: {memory: 2GiB}}\n"
+    )
+    config = load_config(file)
+    (tier,) = config.pool_kv("prefill").tiers
+    assert (tier.kind, tier.path, tier.size) == ("disk", str(tmp_path / "kv"), 2**30)
+    assert config.pool_kv("decode").tiers == ()
+    assert ClusterConfig.model_validate(config.without_secrets()) == config

@@ -49,3 +49,39 @@ def test_what_cannot_fit_is_refused_before_anything_starts(
 def test_shared_memory_that_cannot_be_written_to_is_named(folder: str) -> None:
     with pytest.raises(Unavailable, match=f"{folder} cannot be written to: .*--shm-size"):
         preflight.check_shared_memory(Path(folder))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("file", "is not a folder"),
+        ("link", "is not a folder"),
+        ("open", "can be written to by other users"),
+        ("small", "has 100 bytes, and a block of KV takes 81920"),
+        ("new", ""),
+        ("private", ""),
+    ],
+)
+def test_a_disk_tier_that_cannot_be_used_is_refused(tmp_path: Path, mode: str, words: str) -> None:
+    path = tmp_path / "kv"
+    if mode == "file":
+        path.write_text("")
+    elif mode == "link":
+        path.symlink_to(tmp_path)
+    elif mode != "new":
+        path.mkdir(mode=0o700)
+        path.chmod(0o777 if mode == "open" else 0o700)
+    tier = {"kind": "disk", "path": str(path), "size": 100 if mode == "small" else 2**20}
+    loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "kv": {"tiers": [tier]}})
+    if not words:
+        preflight.check_machine(loaded, is_local=True)
+        return
+    with pytest.raises(ConfigError, match=f"kv.tiers: .*{words}"):
+        preflight.check_machine(loaded, is_local=True)
+
+
+def test_a_host_tier_that_exceeds_the_memory_is_refused() -> None:
+    tier = {"kind": "host", "size": 2**50}
+    loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "kv": {"tiers": [tier]}})
+    with pytest.raises(ConfigError, match="the host tier of a prefill worker takes"):
+        preflight.check_machine(loaded, is_local=True)

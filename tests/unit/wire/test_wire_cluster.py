@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
-from kvrelay.types.workers import PendingWorker, PoolName, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types.workers import (
+    PendingWorker,
+    PoolName,
+    TierLoad,
+    WorkerInfo,
+    WorkerLoad,
+    WorkerState,
+)
 from kvrelay.wire import cluster
 from kvrelay.wire.cluster import (
     ClusterStatus,
@@ -26,6 +33,9 @@ seconds = st.floats(0, 1e12)
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 pools = st.sampled_from(get_args(PoolName))
 states = st.sampled_from(get_args(WorkerState))
+tiers = st.builds(
+    TierLoad, names, sizes, sizes, sizes, sizes, sizes, sizes, sizes, sizes, sizes, names, seconds
+)
 loads = st.builds(
     WorkerLoad,
     running=counts,
@@ -47,6 +57,7 @@ loads = st.builds(
     accepted_tokens=sizes,
     queue_wait_p95_ms=seconds,
     step_age_s=seconds,
+    tiers=st.lists(tiers, max_size=2).map(tuple),
 )
 workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads, counts, names)
 routers = st.builds(

@@ -1,0 +1,103 @@
+"""The jobs of a disk tier's threads: functions over a `SlotFolder`, without state of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kv_transfer.blocks.single_blocks import BlockCopy
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.worker.tiers.block_file import BadBlockFile
+from kvrelay.worker.tiers.slot_folder import FoundFile, SlotFolder
+from kvrelay.worker.tiers.tier import StoredBlock
+
+
+@dataclass(slots=True)
+class Written:
+    """What a job of the writing thread did before it ended or failed."""
+
+    blocks: list[StoredBlock] = field(default_factory=list)
+    # Blocks that another worker's folder has already.
+    elsewhere: int = 0
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class Read:
+    """What a job of the reading thread found before it ended or failed."""
+
+    blocks: list[StoredBlock] = field(default_factory=list)
+    # The key that failed.
+    failed: BlockKey | None = None
+    # The file is missing, is not of this block, or cannot be read.
+    error: BadBlockFile | OSError | None = None
+
+
+def open_folder(folder: SlotFolder) -> tuple[list[FoundFile], list[FoundFile]]:
+    """Claims a folder, and returns its files; see `SlotFolder.scan`. Raises OSError, and then has
+    no claim.
+    """
+    folder.claim()
+    try:
+        return folder.scan()
+    except OSError:
+        folder.release()
+        raise
+
+
+def write_blocks(
+    folder: SlotFolder,
+    gone: Sequence[BlockKey],
+    paths: Sequence[Path],
+    blocks: Sequence[StoredBlock],
+) -> Written:
+    """Removes the files of `gone` and `paths`, then writes blocks until one fails."""
+    done = Written()
+    try:
+        for path in paths:
+            folder.remove_file(path)
+        for key in gone:
+            folder.remove(key)
+        for block in blocks:
+            if folder.holds_elsewhere(block.key):
+                done.elsewhere += 1
+                continue
+            folder.write(block.key, block.copy.data, block.copy.digest)
+            done.blocks.append(block)
+    except OSError as error:
+        done.error = error
+    return done
+
+
+def read_blocks(
+    folder: SlotFolder, wanted: Sequence[tuple[BlockKey, StoredBlock | None, bool]]
+) -> Read:
+    """Reads blocks until one fails. Each is (key, the block if it is in memory, whether it is in
+    this worker's own folder).
+    """
+    found = Read()
+    for key, block, own in wanted:
+        if block is None:
+            try:
+                data, digest = folder.read(key, own=own)
+            except (BadBlockFile, OSError) as error:
+                found.failed, found.error = key, error
+                break
+            block = StoredBlock(key, BlockCopy(data, digest))
+        found.blocks.append(block)
+    return found
+
+
+def count_leading(
+    folder: SlotFolder, keys: Sequence[tuple[BlockKey, bool]], *, refresh: bool
+) -> int:
+    """The number of leading keys that are here or in another worker's folder. Each key comes with
+    whether it is here. `refresh`: looks for new folders first. Raises OSError.
+    """
+    if refresh:
+        folder.look_around()
+    for count, (key, here) in enumerate(keys):
+        if not here and not folder.holds_elsewhere(key):
+            return count
+    return len(keys)

@@ -1,0 +1,361 @@
+"""A tier of files on a local disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from kvrelay.clock import Clock
+from kvrelay.process.telemetry import get_logger
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.workers import TierKind
+from kvrelay.worker.tiers.block_file import BadBlockFile
+from kvrelay.worker.tiers.disk_files import (
+    Read,
+    count_leading,
+    open_folder,
+    read_blocks,
+    write_blocks,
+)
+from kvrelay.worker.tiers.disk_thread import DiskThread
+from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes, stored_key
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts, TierListener
+from kvrelay.worker.tiers.tier_errors import note_error, reason_of
+from kvrelay.worker.tiers.tier_index import TierIndex
+
+# Bytes of blocks that wait to be written. What comes beyond is dropped.
+STAGING_BYTES = 32 * 2**20
+# Bytes that one job writes.
+_BATCH_BYTES = 8 * 2**20
+# Files of one worker. Each takes an inode, and about 500 bytes of this process.
+MAX_FILES = 2**18
+# Reads that wait for the disk. Prompts beyond are computed.
+_MAX_READS = 64
+# Seconds without writing after an error; they double up to the second number.
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+# Seconds after which the folders of other workers are looked for again.
+_LOOK_AROUND_S = 5.0
+# Blocks of other workers that were damaged, and blocks whose KV is in doubt.
+_REFUSED_KEPT = 4096
+_CLOSE_S = 2.0
+# Files that are entered into the index before other tasks have their turn.
+_SLICE = 1024
+
+log = get_logger("worker")
+
+
+class DiskTier:
+    """Blocks in files of a `SlotFolder`. All waiting for the disk is in two threads: one writes and
+    removes, one reads. The index lives on the event loop.
+
+    An error of the disk ends no request: the block is lost, and its KV is computed. After an error
+    of writing the tier takes no blocks for some time, and reads go on.
+    """
+
+    kind: TierKind = "disk"
+
+    def __init__(
+        self,
+        folder: SlotFolder,
+        size_bytes: int,
+        block_bytes: int,
+        listener: TierListener,
+        clock: Clock,
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.counts = TierCounts()
+        # Set when the tier may have room again, or has nothing left to write.
+        self.drained = asyncio.Event()
+        self._folder = folder
+        self._block_bytes = block_bytes
+        self._file_bytes = file_bytes(block_bytes)
+        self._listener = listener
+        self._clock = clock
+        self._index = TierIndex(min(size_bytes // self._file_bytes, MAX_FILES))
+        # Files of other models or layouts, next to be removed first, with their bytes.
+        self._foreign: deque[tuple[Path, int]] = deque()
+        self._foreign_bytes = 0
+        # Blocks that are not written yet, by identity.
+        self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
+        # Removals that are due.
+        self._doomed: list[BlockKey] = []
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._open = False
+        self._paused = False
+        self._looked_at = float("-inf")
+        self._writes = DiskThread("kv-tier-write")
+        self._reads = DiskThread("kv-tier-read")
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all block files in this worker's folder."""
+        return len(self._index) * self._file_bytes + self._foreign_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of this layout."""
+        return len(self._index)
+
+    @property
+    def has_room(self) -> bool:
+        """See `Tier.has_room`."""
+        return (
+            self.works
+            and self._index.capacity > 0
+            and len(self._waiting) * self._block_bytes < STAGING_BYTES
+        )
+
+    @property
+    def works(self) -> bool:
+        """True if the folder is open and the last write did not fail."""
+        return self._open and not self._paused
+
+    @property
+    def is_drained(self) -> bool:
+        """True if there is nothing to write, or nothing can be written."""
+        return not self._waiting or not self.works
+
+    def holds(self, key: BlockKey) -> bool:
+        """True if the block is in this worker's folder, or waits to be written."""
+        return key in self._index or key.identity in self._waiting
+
+    def touch(self, key: BlockKey) -> bool:
+        """See `Tier.touch`."""
+        return self._index.touch(key) or key.identity in self._waiting
+
+    def offer(self, block: StoredBlock) -> list[StoredBlock]:
+        """See `Tier.offer`. Files that are given up go nowhere."""
+        key = stored_key(block.key)
+        if self.touch(key):
+            return []
+        if not self.has_room:
+            self.counts.dropped += 1
+            return []
+        self._waiting[key.identity] = StoredBlock(key, block.copy)
+        self._wake.set()
+        return []
+
+    async def probe(self, keys: Sequence[BlockKey]) -> int:
+        """The number of leading keys that this worker's folder or another's has. Waits for the
+        disk only if other workers may have some.
+        """
+        here: list[tuple[BlockKey, bool]] = []
+        for key in map(stored_key, keys):
+            own = self.holds(key)
+            if not own and key.identity in self._refused:
+                break
+            here.append((key, own))
+        first = next((count for count, (_, own) in enumerate(here) if not own), len(here))
+        refresh = self._clock.now() - self._looked_at >= _LOOK_AROUND_S
+        if first == len(here) or not (refresh or self._folder.others):
+            return first
+        if self._reads.pending >= _MAX_READS:
+            return first
+        self._looked_at = self._clock.now() if refresh else self._looked_at
+        try:
+            return first + await self._reads.run(
+                partial(count_leading, self._folder, here[first:], refresh=refresh)
+            )
+        except OSError as error:
+            # `run` reports a path that is not there.
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                note_error(self.counts, self.kind, "probe", reason_of(error))
+            return first
+
+    async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
+        """See `Tier.read`."""
+        if self._reads.pending >= _MAX_READS:
+            return []
+        stored = [stored_key(key) for key in keys]
+        wanted = [(key, self._waiting.get(key.identity), key in self._index) for key in stored]
+        began = self._clock.now()
+        found = await self._reads.run(partial(read_blocks, self._folder, wanted))
+        if found.blocks:
+            num_bytes = len(found.blocks) * self._block_bytes
+            self.counts.read(num_bytes, self._clock.now() - began)
+        self._after_read(found)
+        return found.blocks
+
+    def _after_read(self, found: Read) -> None:
+        for block in found.blocks:
+            self._index.touch(block.key)
+        if found.failed is None or found.error is None:
+            return
+        if isinstance(found.error, FileNotFoundError):
+            # Removed by somebody, or evicted meanwhile.
+            self._remove(found.failed)
+        elif isinstance(found.error, BadBlockFile):
+            note_error(self.counts, self.kind, "read", str(found.error))
+            self._give_up(found.failed)
+        else:
+            note_error(self.counts, self.kind, "read", reason_of(found.error))
+
+    def reject(self, key: BlockKey, reason: str) -> None:
+        """See `Tier.reject`."""
+        note_error(self.counts, self.kind, "read", reason)
+        self._give_up(stored_key(key))
+
+    def forget(self, key: BlockKey) -> None:
+        """See `Tier.forget`. Another worker's file of the block is not read any more."""
+        self._give_up(stored_key(key))
+
+    def _give_up(self, key: BlockKey) -> None:
+        """Removes the block's file, or, if it is not in this worker's folder, never reads it
+        again.
+        """
+        waited = self._waiting.pop(key.identity, None) is not None
+        if self._remove(key) or waited:
+            self._doomed.append(key)
+            self._wake.set()
+        else:
+            self._refused[key.identity] = None
+            if len(self._refused) > _REFUSED_KEPT:
+                self._refused.popitem(last=False)
+
+    def _remove(self, key: BlockKey) -> bool:
+        if self._index.remove(key) is None:
+            return False
+        self._listener.tier_removed(self.kind, key.hash)
+        return True
+
+    async def run(self) -> None:
+        """Opens the folder, then writes what is offered, until cancelled."""
+        pause = _PAUSE_S
+        while True:
+            try:
+                worked = await (self._write() if self._open else self._try_to_open())
+            # A tier only saves time. Without it the worker serves on.
+            except Exception as error:
+                log.exception("kv_tier_failed", tier=self.kind)
+                note_error(self.counts, self.kind, "run", repr(error))
+                worked = False
+            self.drained.set()
+            if worked:
+                pause = _PAUSE_S
+                continue
+            self._paused = True
+            # What waits is old when the disk works again.
+            self.counts.dropped += len(self._waiting)
+            self._waiting.clear()
+            self.drained.set()
+            await asyncio.sleep(pause)
+            self._paused = False
+            self.drained.set()
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _try_to_open(self) -> bool:
+        try:
+            own, foreign = await self._writes.run(partial(open_folder, self._folder))
+        except OSError as error:
+            where = error.filename or self._folder.path
+            note_error(self.counts, self.kind, "open", f"{where}: {reason_of(error)}")
+            return False
+        wrong = [one for one in own if not self._folder.has_expected_size(one)]
+        bad = {one.path for one in wrong}
+        if wrong:
+            note_error(self.counts, self.kind, "scan", f"{len(wrong)} files have the wrong length")
+        for one in (*foreign, *wrong):
+            self._foreign.append((one.path, one.size))
+            self._foreign_bytes += one.size
+        for count, one in enumerate(one for one in own if one.path not in bad):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            self._found(BlockKey(one.hash, one.identity, one.tenant))
+        self._open = True
+        # Removes what is too much.
+        self._wake.set()
+        if not self._index.capacity:
+            note_error(
+                self.counts,
+                self.kind,
+                "open",
+                f"a block takes {self._file_bytes} bytes, and the tier has {self.size_bytes}",
+            )
+        log.info(
+            "kv_tier_opened",
+            tier=self.kind,
+            folder=str(self._folder.slot),
+            blocks=len(self._index),
+            foreign_files=len(self._foreign),
+        )
+        return True
+
+    def _found(self, key: BlockKey) -> None:
+        """Adds a file that was there at the start. The files come least recently used first."""
+        evicted = self._index.make_room()
+        for old in evicted:
+            self._listener.tier_removed(self.kind, old.hash)
+        self._doomed += evicted
+        if self._index.capacity:
+            self._index.add(key)
+            self._listener.tier_stored(self.kind, key.hash)
+
+    async def _write(self) -> bool:
+        """Waits for work and does a batch of it. Returns False if the disk failed."""
+        await self._wake.wait()
+        self._wake.clear()
+        most = max(1, min(_BATCH_BYTES // self._block_bytes, self._index.capacity))
+        batch = list(self._waiting.values())[:most]
+        gone, paths = self._make_room(len(batch))
+        if not (batch or gone or paths):
+            return True
+        began = self._clock.now()
+        done = await self._writes.run(partial(write_blocks, self._folder, gone, paths, batch))
+        if done.blocks:
+            num_bytes = len(done.blocks) * self._block_bytes
+            self.counts.written(num_bytes, self._clock.now() - began)
+        for block in done.blocks:
+            self._stored(block.key)
+        if done.error is not None:
+            self.counts.dropped += len(batch) - len(done.blocks) - done.elsewhere
+            note_error(self.counts, self.kind, "write", reason_of(done.error))
+            for block in batch:
+                self._waiting.pop(block.key.identity, None)
+            return False
+        for block in batch:
+            self._waiting.pop(block.key.identity, None)
+        if self._waiting or self._doomed:
+            self._wake.set()
+        return True
+
+    def _make_room(self, blocks: int) -> tuple[list[BlockKey], list[Path]]:
+        """What has to be removed so that `blocks` more fit: keys, and files of other layouts."""
+        gone, paths = self._doomed, []
+        self._doomed = []
+        wanted = blocks * self._file_bytes
+        while self._foreign and self.used_bytes + wanted > self.size_bytes:
+            path, size = self._foreign.popleft()
+            self._foreign_bytes -= size
+            paths.append(path)
+        evicted = self._index.make_room(blocks)
+        for key in evicted:
+            self._listener.tier_removed(self.kind, key.hash)
+        self.counts.evicted += len(evicted)
+        return gone + evicted, paths
+
+    def _stored(self, key: BlockKey) -> None:
+        if key.identity not in self._waiting:
+            # Given up while it was written.
+            self._doomed.append(key)
+            return
+        self._index.add(key)
+        self._refused.pop(key.identity, None)
+        self.counts.stored += 1
+        self._listener.tier_stored(self.kind, key.hash)
+
+    async def close(self) -> None:
+        """Ends the threads. Call it when `run` has ended. A thread that a disk holds up is left
+        behind, with the lock of the folder that it may still write to.
+        """
+        self._reads.close()
+        self._writes.close()
+        with suppress(asyncio.CancelledError):
+            if await asyncio.to_thread(self._writes.join, _CLOSE_S):
+                self._folder.release()
+            else:
+                log.warning("kv_tier_hangs", tier=self.kind, folder=str(self._folder.slot))

@@ -1,0 +1,86 @@
+"""A tier in host memory, for workers whose pool is in the memory of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.workers import TierKind
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts, TierListener
+from kvrelay.worker.tiers.tier_errors import note_error
+from kvrelay.worker.tiers.tier_index import TierIndex
+
+
+class HostTier:
+    """Blocks in the memory of this process. Their order of eviction is that of `TierIndex`."""
+
+    kind: TierKind = "host"
+
+    def __init__(self, size_bytes: int, block_bytes: int, listener: TierListener) -> None:
+        self.size_bytes = size_bytes
+        self.counts = TierCounts()
+        self._block_bytes = block_bytes
+        self._listener = listener
+        self._index = TierIndex(size_bytes // block_bytes)
+        self._blocks: dict[bytes, StoredBlock] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks."""
+        return len(self._blocks) * self._block_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the tier holds."""
+        return len(self._blocks)
+
+    @property
+    def has_room(self) -> bool:
+        """Memory is never behind."""
+        return self._index.capacity > 0
+
+    def blocks(self) -> tuple[StoredBlock, ...]:
+        """All blocks."""
+        return tuple(self._blocks.values())
+
+    def holds(self, key: BlockKey) -> bool:
+        """True if the tier returns the block."""
+        return key in self._index
+
+    def touch(self, key: BlockKey) -> bool:
+        """See `Tier.touch`."""
+        return self._index.touch(key)
+
+    def offer(self, block: StoredBlock) -> list[StoredBlock]:
+        """Takes a block. Returns the blocks that had to go."""
+        if not self._index.capacity or self._index.touch(block.key):
+            return []
+        gone = [self._blocks.pop(key.identity) for key in self._index.make_room()]
+        for one in gone:
+            self._listener.tier_removed(self.kind, one.key.hash)
+        self.counts.evicted += len(gone)
+        self._index.add(block.key)
+        self._blocks[block.key.identity] = block
+        self.counts.stored += 1
+        self._listener.tier_stored(self.kind, block.key.hash)
+        return gone
+
+    async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
+        """The leading blocks that are here."""
+        found = []
+        for key in keys:
+            if not self._index.touch(key):
+                break
+            found.append(self._blocks[key.identity])
+        return found
+
+    def forget(self, key: BlockKey) -> None:
+        """See `Tier.forget`."""
+        if self._index.remove(key) is not None:
+            del self._blocks[key.identity]
+            self._listener.tier_removed(self.kind, key.hash)
+
+    def reject(self, key: BlockKey, reason: str) -> None:
+        """See `Tier.reject`."""
+        note_error(self.counts, self.kind, "read", reason)
+        self.forget(key)

@@ -1,0 +1,116 @@
+"""The interface of a tier, and what tiers count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kv_transfer.blocks.single_blocks import BlockCopy
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.workers import TierKind
+
+# Weight of the newest measurement of a rate.
+_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlock:
+    """A block outside of the pool."""
+
+    key: BlockKey
+    copy: BlockCopy
+
+
+class TierListener(Protocol):
+    """Hears of every change of what a tier holds, in the order of the changes. Called on the
+    worker's event loop. An index of this worker's blocks can be kept from these calls and the
+    tier's content at the start, which arrives as `tier_stored` too.
+    """
+
+    def tier_stored(self, kind: TierKind, block_hash: bytes) -> None:
+        """The tier holds the block from now on."""
+        ...
+
+    def tier_removed(self, kind: TierKind, block_hash: bytes) -> None:
+        """The tier no longer holds the block."""
+        ...
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Counts of one tier, in blocks; see `TierLoad`."""
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    evicted: int = 0
+    dropped: int = 0
+    errors: int = 0
+    error: str = ""
+    read_rate: float = 0.0
+    write_rate: float = 0.0
+    # Errors by what failed, for the log.
+    by_reason: dict[str, int] = field(default_factory=dict)
+
+    def read(self, num_bytes: int, seconds: float) -> None:
+        """Adds a measurement of reading."""
+        self.read_rate = _mean(self.read_rate, num_bytes, seconds)
+
+    def written(self, num_bytes: int, seconds: float) -> None:
+        """Adds a measurement of writing."""
+        self.write_rate = _mean(self.write_rate, num_bytes, seconds)
+
+
+class Tier(Protocol):
+    """Blocks behind the pool. Lives on the worker's event loop, and never blocks it."""
+
+    kind: TierKind
+    size_bytes: int
+    counts: TierCounts
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that the tier takes."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the tier holds."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """True if the tier takes a block now. False while it is behind."""
+        ...
+
+    def holds(self, key: BlockKey) -> bool:
+        """True if the tier probably returns the block."""
+        ...
+
+    def offer(self, block: StoredBlock) -> list[StoredBlock]:
+        """Takes a block, or drops it if the tier is behind. Returns blocks that it gave up for it
+        and that another tier may take.
+        """
+        ...
+
+    async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
+        """The leading blocks of `keys` that the tier returns. May wait for a disk."""
+        ...
+
+    def touch(self, key: BlockKey) -> bool:
+        """Makes the block the most recently used. Returns False if the tier does not hold it."""
+        ...
+
+    def forget(self, key: BlockKey) -> None:
+        """Gives a block up, because its KV is in doubt."""
+        ...
+
+    def reject(self, key: BlockKey, reason: str) -> None:
+        """Gives up a block that came back damaged, and counts an error."""
+        ...
+
+
+def _mean(old: float, num_bytes: int, seconds: float) -> float:
+    rate = num_bytes / max(seconds, 1e-6)
+    return rate if not old else (1 - _WEIGHT) * old + _WEIGHT * rate

@@ -1,0 +1,68 @@
+"""Predicts whether blocks come back from a tier sooner than they can be computed. Pure: the time is
+an argument, in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Seconds of a read without its bytes: two changes of thread, and the opening of files.
+_LATENCY_S = 0.002
+# Bytes per second, until there is a measurement: that of an SSD. A first read that is slower than
+# this is given up after the time of computing.
+FIRST_GUESS = 2e9
+# Weight of the newest measurement.
+_WEIGHT = 0.3
+# Seconds in which the expected rate doubles without a new measurement, up to FIRST_GUESS. So a disk
+# that was slow for a moment is tried again soon, and one that is always slow is tried rarely.
+DOUBLING_S = 30.0
+
+
+@dataclass(slots=True)
+class TierCost:
+    """Learns the rate of computing on this worker, and the rate of reading from its tiers."""
+
+    # Prompt tokens per second; 0 until measured.
+    tokens_per_second: float = 0.0
+    # Bytes per second at the last measurement; 0 until measured.
+    bytes_per_second: float = 0.0
+    # Time of the last measurement of reading.
+    measured_at: float = 0.0
+
+    def expected_rate(self, now: float) -> float:
+        """The rate of reading that is expected now, in bytes per second."""
+        if not self.bytes_per_second:
+            return FIRST_GUESS
+        doublings = min(max(0.0, now - self.measured_at) / DOUBLING_S, 64.0)
+        return min(self.bytes_per_second * 2**doublings, max(self.bytes_per_second, FIRST_GUESS))
+
+    def is_read_faster(self, tokens: int, num_bytes: int, now: float) -> bool:
+        """True if reading `num_bytes`, which include reads under way, is predicted to end sooner
+        than computing. Also true before the first measurement of computing, and false for no
+        tokens.
+        """
+        if not tokens:
+            return False
+        if not self.tokens_per_second:
+            return True
+        seconds = _LATENCY_S + num_bytes / self.expected_rate(now)
+        return seconds < tokens / self.tokens_per_second
+
+    def add_compute(self, tokens: int, seconds: float) -> None:
+        """Adds a measurement of computing."""
+        if tokens > 0 and seconds > 0:
+            self.tokens_per_second = _mean(self.tokens_per_second, tokens / seconds)
+
+    def add_read(self, num_bytes: int, seconds: float, now: float) -> None:
+        """Adds a measurement of reading. A read that was given up counts with the bytes that came
+        until then.
+        """
+        # At least a byte, so that the rate is never 0, which means unmeasured. At most 1 TB/s,
+        # since a short time is measured inexactly.
+        rate = min(max(num_bytes, 1) / max(seconds - _LATENCY_S, 1e-6), 1e12)
+        self.bytes_per_second = _mean(self.bytes_per_second, rate)
+        self.measured_at = now
+
+
+def _mean(old: float, new: float) -> float:
+    return new if not old else (1 - _WEIGHT) * old + _WEIGHT * new

@@ -1,0 +1,278 @@
+"""Keeps what the block pool evicts: the tiers of one worker, nearest first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from kv_transfer.blocks.arena import Arena
+from kv_transfer.blocks.copy_threads import in_thread
+from kv_transfer.blocks.single_blocks import copies_of
+from kvrelay.clock import Clock
+from kvrelay.config.tiers import TierConfig
+from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.process.telemetry import get_logger
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.workers import TierKind, TierLoad
+from kvrelay.worker.tiers.disk_tier import DiskTier
+from kvrelay.worker.tiers.host_tier import HostTier
+from kvrelay.worker.tiers.slot_folder import SlotFolder
+from kvrelay.worker.tiers.tier import StoredBlock, Tier, TierListener
+
+# Bytes that are copied out of the pool at a time.
+_BATCH_BYTES = 4 * 2**20
+# Blocks that are looked at before other tasks have their turn.
+_LOOKED_AT = 256
+# Seconds in which a worker that ends in order stores what it has cached.
+FLUSH_S = 5.0
+
+log = get_logger("worker")
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def tier_stored(self, kind: TierKind, block_hash: bytes) -> None:
+        """Does nothing."""
+
+    def tier_removed(self, kind: TierKind, block_hash: bytes) -> None:
+        """Does nothing."""
+
+
+class TierStore:
+    """Copies cached blocks to the nearest tier before the pool evicts them, while fewer than half
+    of the pool's blocks are free.
+
+    An eviction itself then costs nothing, and no allocation waits for a copy. The pool's books do
+    not change: a copy takes no hold on its block. A block whose number of allocations is the same
+    before and after a copy has not been written to meanwhile. Otherwise the copy is discarded.
+
+    What a tier gives up goes to the next tier. Lives on the event loop that owns the cache.
+    """
+
+    def __init__(self, cache: KvCache, arena: Arena, tiers: Sequence[Tier]) -> None:
+        self.tiers = tuple(tiers)
+        self._cache = cache
+        self._arena = arena
+        # Cached blocks that may have no copy, next to be evicted first, with the number of their
+        # allocation.
+        self._queue: OrderedDict[int, int] = OrderedDict()
+        self._reserve = cache.pool.num_blocks // 2
+        self._wake = asyncio.Event()
+        self._flushing = False
+        cache.listener = self
+
+    @classmethod
+    def build(
+        cls,
+        configs: Sequence[TierConfig],
+        cache: KvCache,
+        arena: Arena,
+        layout_hash: str,
+        clock: Clock,
+        listener: TierListener | None = None,
+    ) -> TierStore:
+        """Builds the tiers of a worker. `run` opens them."""
+        listener = listener or Silent()
+        block_bytes = arena.layout.block_bytes
+        tiers: list[Tier] = []
+        for config in configs:
+            if config.kind == "host":
+                tiers.append(HostTier(config.size, block_bytes, listener))
+            else:
+                folder = SlotFolder(Path(config.path), layout_hash, block_bytes)
+                tiers.append(DiskTier(folder, config.size, block_bytes, listener, clock))
+        return cls(cache, arena, tiers)
+
+    # What the cache reports
+
+    def cached(self, block: int) -> None:
+        """See `EvictionListener.cached`."""
+        self._queue.pop(block, None)
+        self._queue[block] = self._cache.pool.generation(block)
+        self._wake.set()
+
+    def withdrawn(self, key: BlockKey) -> None:
+        """See `EvictionListener.withdrawn`."""
+        for tier in self.tiers:
+            tier.forget(key)
+
+    # Storing
+
+    def keep_house(self) -> None:
+        """Looks whether there is something to store. Called often."""
+        if self._queue and self._is_due:
+            self._wake.set()
+
+    @property
+    def _is_due(self) -> bool:
+        return self._flushing or self._cache.pool.num_free < self._reserve
+
+    async def run(self) -> None:
+        """Opens the tiers and stores blocks, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for tier in self.tiers:
+                if isinstance(tier, DiskTier):
+                    tasks.create_task(tier.run())
+            tasks.create_task(self._store())
+
+    async def _store(self) -> None:
+        while True:
+            self._wake.clear()
+            if not self.tiers[0].has_room:
+                await self._until_room()
+            elif self._queue and self._is_due:
+                await self._copy_some()
+            else:
+                await self._wake.wait()
+
+    async def _copy_some(self) -> None:
+        batch = self._next_batch()
+        try:
+            if batch:
+                await self._copy(batch)
+            else:
+                # All were stored already. Others have their turn.
+                await asyncio.sleep(0)
+        # A tier only saves time. Without the copies the worker serves on.
+        except Exception:
+            log.exception("kv_tier_failed", tier=self.tiers[0].kind)
+            self.tiers[0].counts.errors += 1
+            self.tiers[0].counts.dropped += len(batch)
+            await asyncio.sleep(1.0)
+
+    async def _until_room(self) -> None:
+        """Returns when the nearest tier may have room."""
+        disk = self.tiers[0]
+        assert isinstance(disk, DiskTier), "memory always has room"
+        disk.drained.clear()
+        if not disk.has_room:
+            await disk.drained.wait()
+
+    def _next_batch(self) -> list[tuple[int, int, BlockKey]]:
+        """Blocks to copy, with the numbers of their allocations, and their keys."""
+        pool = self._cache.pool
+        batch: list[tuple[int, int, BlockKey]] = []
+        most = max(1, _BATCH_BYTES // self._arena.layout.block_bytes)
+        for _ in range(min(len(self._queue), _LOOKED_AT)):
+            if len(batch) == most:
+                break
+            block, generation = self._queue.popitem(last=False)
+            key = self._cache.key_of(block)
+            if pool.generation(block) != generation:
+                # Evicted in the meantime.
+                self.tiers[0].counts.dropped += 1
+            # A block that is held again comes again when it is released.
+            elif key is not None and pool.is_cached(block):
+                touched = [tier.touch(key) for tier in self.tiers]
+                if not any(touched):
+                    batch.append((block, generation, key))
+        return batch
+
+    async def _copy(self, batch: Sequence[tuple[int, int, BlockKey]]) -> None:
+        copies = await in_thread(copies_of, self._arena, [block for block, _, _ in batch])
+        for (block, generation, key), copy in zip(batch, copies, strict=True):
+            same = self._cache.pool.generation(block) == generation
+            if same and self._cache.key_of(block) == key:
+                self._offer(0, StoredBlock(key, copy))
+            else:
+                self.tiers[0].counts.dropped += 1
+
+    def _offer(self, level: int, block: StoredBlock) -> None:
+        given_up = self.tiers[level].offer(block)
+        if level + 1 < len(self.tiers):
+            for one in given_up:
+                self._offer(level + 1, one)
+
+    async def flush(self, seconds: float = FLUSH_S) -> None:
+        """Stores what is cached, so that it survives the worker. Gives up after some seconds. The
+        tiers must be running.
+        """
+        self._flushing = True
+        self._wake.set()
+        try:
+            async with asyncio.timeout(seconds):
+                # No event tells of all of it.
+                while self._queue and self._works:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await self._settle()
+                await self._demote()
+        except TimeoutError:
+            return
+        finally:
+            self._flushing = False
+
+    @property
+    def _works(self) -> bool:
+        return all(not isinstance(tier, DiskTier) or tier.works for tier in self.tiers)
+
+    async def _demote(self) -> None:
+        """Offers everything in memory to the disk behind it."""
+        for tier, behind in zip(self.tiers, self.tiers[1:], strict=False):
+            for block in tier.blocks() if isinstance(tier, HostTier) else ():
+                if isinstance(behind, DiskTier) and not behind.has_room:
+                    await self._settle()
+                behind.offer(block)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Returns when the disk has nothing left to write."""
+        for tier in self.tiers:
+            while isinstance(tier, DiskTier) and not tier.is_drained:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    # Reading
+
+    async def find(self, keys: Sequence[BlockKey]) -> int:
+        """The number of leading blocks that the tiers probably return. May wait for a disk."""
+        first = 0
+        while first < len(keys):
+            if any(tier.holds(keys[first]) for tier in self.tiers):
+                first += 1
+                continue
+            disk = next((one for one in self.tiers if isinstance(one, DiskTier)), None)
+            more = 0 if disk is None else await disk.probe(keys[first:])
+            if not more:
+                break
+            first += more
+        return first
+
+    async def read(self, keys: Sequence[BlockKey]) -> tuple[list[StoredBlock], Tier]:
+        """The leading blocks that one tier returns, and that tier. May wait for a disk."""
+        for tier in self.tiers[:-1]:
+            end = next((n for n, key in enumerate(keys) if not tier.holds(key)), len(keys))
+            if end:
+                return await tier.read(keys[:end]), tier
+            # Only up to the next block that is nearer.
+            near = next((n for n, key in enumerate(keys) if tier.holds(key)), len(keys))
+            keys = keys[:near]
+        return await self.tiers[-1].read(keys), self.tiers[-1]
+
+    def load(self) -> tuple[TierLoad, ...]:
+        """The state and the counts of each tier."""
+        return tuple(
+            TierLoad(
+                kind=tier.kind,
+                size_bytes=tier.size_bytes,
+                used_bytes=tier.used_bytes,
+                blocks=tier.num_blocks,
+                hits=tier.counts.hits,
+                misses=tier.counts.misses,
+                stored=tier.counts.stored,
+                evicted=tier.counts.evicted,
+                dropped=tier.counts.dropped,
+                errors=tier.counts.errors,
+                error=tier.counts.error,
+                read_rate=tier.counts.read_rate,
+                write_rate=tier.counts.write_rate,
+            )
+            for tier in self.tiers
+        )
+
+    async def close(self) -> None:
+        """Ends the tiers. Call it when `run` has ended."""
+        for tier in self.tiers:
+            if isinstance(tier, DiskTier):
+                await tier.close()

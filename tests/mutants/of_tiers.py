@@ -1,0 +1,80 @@
+"""Safeguards of the tiers: whose block a file is, whether it is whole, and who may lose it."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+FILE = "kvrelay/worker/tiers/block_file.py"
+FOLDER = "kvrelay/worker/tiers/slot_folder.py"
+STORE = "kvrelay/worker/tiers/tier_store.py"
+COPIES = "kv_transfer/blocks/single_blocks.py"
+KEY = "kvrelay/engine/kvcache/block_hashes.py"
+UNIT = "unit/worker/tiers/"
+
+MUTANTS = (
+    Mutant(
+        "the digest of a block from a tier",
+        COPIES,
+        "if found != copy.digest:\n                return count",
+        "if False:\n                return count",
+        (f"{UNIT}test_tier_faults.py::test_everything_on_the_disk_is_damaged",),
+    ),
+    Mutant(
+        "the digest of a file's header",
+        FILE,
+        "if _DIGEST.unpack(data[_FIELDS.size :])[0] != xxhash.xxh3_64_intdigest(fields):",
+        "if False:",
+        (f"{UNIT}test_slot_folder.py::test_a_damaged_header_is_refused",),
+    ),
+    Mutant(
+        "the layout in a file",
+        FILE,
+        "if self.layout != layout:",
+        "if False:",
+        (
+            f"{UNIT}test_slot_folder.py::test_a_file_of_another_model_under_this_ones_name_is_refused",
+        ),
+    ),
+    Mutant(
+        "the identity in a file",
+        FILE,
+        "if self.identity != identity:",
+        "if False:",
+        (f"{UNIT}test_slot_folder.py::test_a_block_of_another_model_or_place_is_refused",),
+    ),
+    Mutant(
+        "the length of a file",
+        FOLDER,
+        "if status.st_size != expected:",
+        "if status.st_size < expected:",
+        (f"{UNIT}test_slot_folder.py::test_a_longer_file_is_refused",),
+    ),
+    Mutant(
+        "a file is written under another name",
+        FOLDER,
+        "part = path.with_suffix(_PART)",
+        "part = path",
+        (f"{UNIT}test_slot_folder.py::test_no_reader_sees_a_file_that_is_being_written",),
+    ),
+    Mutant(
+        "a folder that others can write to",
+        FOLDER,
+        "if status.st_mode & 0o022:",
+        "if False:",
+        (f"{UNIT}test_slot_folder.py::test_a_folder_that_others_can_write_to_is_refused",),
+    ),
+    Mutant(
+        "a copy of a block that was allocated meanwhile",
+        STORE,
+        "if same and self._cache.key_of(block) == key:",
+        "if True:",
+        (f"{UNIT}test_tier_store.py::test_a_block_that_changes_during_its_copy_is_not_stored",),
+    ),
+    Mutant(
+        "the salt in the identity of a block",
+        KEY,
+        "self._identity = hashlib.blake2b(key=key, digest_size=IDENTITY_BYTES, person=_IDENTITY)",
+        "self._identity = hashlib.blake2b(digest_size=IDENTITY_BYTES, person=_IDENTITY)",
+        (f"{UNIT}test_tier_store.py::test_identities_differ_by_model_salt_and_tokens",),
+    ),
+)

@@ -1,0 +1,344 @@
+"""Tiers whose disk fails: no wrong token, no hang, and the reason is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.toy_engine import POISON, answer
+from support.toy_workers import toy_config, toy_workers
+from support.worker_harness import Session, Workers, load_of
+
+from kvrelay.messages import Abort, RunLocal
+from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.types.workers import TierLoad
+from kvrelay.worker.tiers import disk_tier, tier_fetcher
+from kvrelay.worker.tiers.slot_folder import SlotFolder
+from kvrelay.worker.tiers.tier_cost import TierCost
+
+BLOCKS = 40
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, seed=5, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy computes sooner than any file is opened. Pauses are short."""
+    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
+    monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
+    monkeypatch.setattr(disk_tier, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(disk_tier, "_LONGEST_PAUSE_S", 0.1)
+
+
+def tiers(path: Path, blocks: int = 500) -> list[dict[str, Any]]:
+    return [{"kind": "disk", "path": str(path), "size": blocks * 4096}]
+
+
+def prompt(number: int, length: int = 42) -> tuple[int, ...]:
+    rng = random.Random(number)
+    return tuple(rng.randrange(1, POISON) for _ in range(length))
+
+
+class Client:
+    """Sends prompts to one worker and checks each answer. One reader serves all requests."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._count = 0
+
+    async def ask(self, tokens: tuple[int, ...], tenant: str = "") -> PrefillTimings:
+        self._count += 1
+        one = SequenceSpec(
+            f"r{self._count}", 0, tokens, len(tokens), PARAMS, salt=tenant, tenant=tenant
+        )
+        await self._session.send(RunLocal(one))
+        first = await self._session.tokens()
+        got = list(first.token_ids)
+        if first.finish_reason is None:
+            got += await self._session.answer()
+        assert tuple(got) == answer(tokens, PARAMS), f"wrong tokens for {tokens}"
+        assert first.prefill is not None
+        return first.prefill
+
+    async def ask_all(self, count: int = 12) -> int:
+        """Tokens of all prompts that came from a tier."""
+        return sum([(await self.ask(prompt(number))).fetched_tokens for number in range(count)])
+
+    async def tier(self) -> TierLoad:
+        return (await load_of(self._session.info)).tiers[0]
+
+    async def until(self, true: Callable[[TierLoad], bool]) -> TierLoad:
+        async with asyncio.timeout(30):
+            while not true(found := await self.tier()):
+                await asyncio.sleep(0.02)
+        return found
+
+
+async def client(running: Workers, name: str = "decode-0") -> Client:
+    return Client(await running.session(name))
+
+
+async def books_are_right(running: Workers) -> None:
+    for info in await running.settled():
+        assert info.load.integrity_ok, info.load.integrity_error
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.kv"))
+
+
+def damage(path: Path, rng: random.Random) -> None:
+    """Some files get other bytes, other lengths, other contents, or are removed."""
+    found = files(path)
+    for file in rng.sample(found, len(found) // 3):
+        # The worker may remove files at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            damage_file(file, rng.choice(found), rng)
+
+
+def damage_file(file: Path, other: Path, rng: random.Random) -> None:
+    # Not empty, though it may have been cut before.
+    raw = bytearray(file.read_bytes() + b"\0")
+    match rng.randrange(5):
+        case 0:
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        case 1:
+            del raw[rng.randrange(len(raw)) :]
+        case 2:
+            raw = bytearray(other.read_bytes())
+        case 3:
+            file.unlink()
+            return
+        case _:
+            raw = bytearray(rng.randbytes(len(raw)))
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_conversations_of_tenants_over_a_disk_that_rots(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = tmp_path / "kv"
+    async with toy_workers(
+        toy_config(tiers(path, rng.choice((20, 60, 500)))), BLOCKS, "decode-0", "decode-1"
+    ) as running:
+        clients = [await client(running, name) for name in ("decode-0", "decode-1")]
+        talks = {
+            (tenant, number): prompt(rng.randrange(1000), rng.randrange(5, 30))
+            for tenant in ("", "a", "b")
+            for number in range(5)
+        }
+
+        async def talk(one: Client) -> int:
+            fetched = 0
+            for _ in range(40):
+                tenant, number = rng.choice(list(talks))
+                tokens = talks[tenant, number]
+                fetched += (await one.ask(tokens, tenant)).fetched_tokens
+                more = (*tokens, *answer(tokens, PARAMS), *prompt(rng.randrange(1000), 3))
+                if len(more) < 80:
+                    talks[tenant, number] = more
+                if rng.random() < 0.2:
+                    damage(path, rng)
+            return fetched
+
+        # A machine that is busy may store nothing in time.
+        for _ in range(10):
+            if sum(await asyncio.gather(*map(talk, clients))):
+                break
+        else:
+            pytest.fail("nothing came from the tiers")
+        await books_are_right(running)
+        for one in clients:
+            found = await one.tier()
+            assert found.used_bytes <= found.size_bytes
+
+
+async def test_everything_on_the_disk_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    made = toy_config(tiers(path))
+    async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
+        await (await client(running)).ask_all()
+    before = files(path)
+    assert before
+    for file in before:
+        raw = bytearray(file.read_bytes())
+        # The last byte of the KV itself.
+        raw[-1] ^= 1
+        file.write_bytes(raw)
+    async with toy_workers(made, BLOCKS, "decode-0") as running:
+        one = await client(running)
+        assert await one.ask_all() == 0
+        found = await one.until(lambda tier: tier.errors > 0)
+        assert "digest" in found.error
+        assert found.hits == 0
+        await books_are_right(running)
+
+
+async def test_a_foreign_models_files_are_not_read_and_make_room(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    made = toy_config(tiers(path, 60))
+    async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
+        await (await client(running)).ask_all()
+    old = next((path / "worker-0").glob("[0-9a-f]*"))
+    renamed = old.with_name("f" * 16)
+    old.rename(renamed)
+    foreign = files(path)
+    assert len(foreign) > 30
+    async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
+        one = await client(running)
+        assert await one.ask_all() == 0
+        found = await one.until(lambda tier: tier.stored > 30)
+        assert found.used_bytes <= 60 * 4096
+        await one.ask_all()
+    assert len(files(path)) <= 60
+    assert len(files(renamed)) < len(foreign)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Opened at the end, so that no thread is left behind."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_a_disk_that_hangs_while_it_is_read(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 0.1)
+    monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 0.2)
+    made = toy_config(tiers(tmp_path / "kv"))
+    async with toy_workers(made, BLOCKS, "decode-0") as running:
+        one = await client(running)
+        await one.ask_all()
+        await one.until(lambda tier: tier.stored > 60)
+        read = SlotFolder.read
+        began = threading.Event()
+
+        def hang(*arguments: Any, **options: Any) -> Any:
+            began.set()
+            assert gate.wait(60)
+            return read(*arguments, **options)
+
+        monkeypatch.setattr(SlotFolder, "read", hang)
+        assert await one.ask_all() == 0
+        assert began.is_set()
+        await books_are_right(running)
+
+
+async def test_a_disk_that_hangs_while_it_is_written(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+
+    def hang(*_: Any) -> None:
+        began.set()
+        assert gate.wait(60)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(SlotFolder, "write", hang)
+    monkeypatch.setattr(disk_tier, "STAGING_BYTES", 10 * 128)
+    monkeypatch.setattr(disk_tier, "_CLOSE_S", 0.1)
+    async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
+        one = await client(running)
+        await one.ask_all()
+        assert began.is_set()
+        # The pool's evictions did not wait for the disk.
+        await one.ask_all()
+        await books_are_right(running)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+async def test_a_disk_that_cannot_be_written_to_for_a_while(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = True
+    writev = os.writev
+
+    def fail(file: int, *arguments: Any) -> int:
+        if broken:
+            raise OSError(number, os.strerror(number))
+        return writev(file, *arguments)
+
+    monkeypatch.setattr(os, "writev", fail)
+    async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
+        one = await client(running)
+        await one.ask_all()
+        found = await one.until(lambda tier: tier.errors > 0)
+        assert found.error == os.strerror(number)
+        assert (found.blocks, found.stored) == (0, 0)
+        broken = False
+        await one.ask_all()
+        await one.until(lambda tier: tier.stored > 30)
+        assert await one.ask_all()
+        await books_are_right(running)
+
+
+async def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    made = toy_config(tiers(tmp_path / "file" / "kv"))
+    async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
+        one = await client(running)
+        assert await one.ask_all() == 0
+        found = await one.until(lambda tier: tier.errors > 0)
+        assert found.error == f"{tmp_path / 'file'}: File exists"
+        await books_are_right(running)
+
+
+async def test_a_folder_that_is_removed_under_the_worker(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    async with toy_workers(toy_config(tiers(path)), BLOCKS, "decode-0") as running:
+        one = await client(running)
+        await one.ask_all()
+        await one.until(lambda tier: tier.stored > 60)
+        (folder,) = (path / "worker-0").glob("[0-9a-f]*")
+        folder.rename(tmp_path / "elsewhere")
+        await one.ask_all()
+        await one.ask_all()
+        await books_are_right(running)
+
+
+async def test_a_request_that_is_cancelled_while_it_reads(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
+        session = await running.session("decode-0")
+        one = Client(session)
+        await one.ask_all()
+        await one.until(lambda tier: tier.stored > 60)
+        read, began = SlotFolder.read, threading.Event()
+
+        def hang(*arguments: Any, **options: Any) -> Any:
+            began.set()
+            assert gate.wait(60)
+            return read(*arguments, **options)
+
+        monkeypatch.setattr(SlotFolder, "read", hang)
+        spec = SequenceSpec("gone", 0, prompt(0), len(prompt(0)), PARAMS)
+        await session.send(RunLocal(spec))
+        assert await asyncio.to_thread(began.wait, 30)
+        await session.send(Abort("gone", 0))
+        await books_are_right(running)
+        gate.set()
+        await one.ask_all()
+        await books_are_right(running)
+
+
+async def test_one_tenant_cannot_flush_anothers_files(tmp_path: Path) -> None:
+    async with toy_workers(toy_config(tiers(tmp_path / "kv", 80)), BLOCKS, "decode-0") as running:
+        one = await client(running)
+        for number in range(3):
+            await one.ask(prompt(number), "small")
+        for number in range(30):
+            await one.ask(prompt(100 + number), "large")
+            await one.until(lambda tier: True)
+        fetched = [(await one.ask(prompt(number), "small")).cached_tokens for number in range(3)]
+        assert all(fetched), fetched
