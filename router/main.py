@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from kvrelay.clock import MonotonicClock
@@ -26,6 +27,7 @@ from router.api.grpc.service import InferenceService
 from router.api.http.app import build_app
 from router.api.listeners import grpc_server, http_server
 from router.frontend.access import Access
+from router.frontend.adapter_cards import AdapterCards
 from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard, ask_transformers
 from router.frontend.rate_limits import Limits
@@ -69,6 +71,7 @@ async def serve(
     end = asyncio.create_task(_end_in_time(stop))
     allow_connections()
     card = ModelCard.load(model_path, config.model, ask_transformers)
+    card = replace(card, adapters=AdapterCards.load(config.adapters, card.info.id))
     text = Text.load(model_path, config.model.tool_format)
     try:
         async with await Registry.connect(

@@ -20,8 +20,8 @@ SCHEMA = 1
 MAX_VALUE_BYTES = 64 * 1024
 # Characters.
 MAX_TEXT = 512
-# Most items of a list of strings.
-MAX_ITEMS = 64
+# Most items of a list of strings. 1024 ids of adapters fit into MAX_VALUE_BYTES.
+MAX_ITEMS = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _PRIVATE = tuple(

@@ -56,6 +56,7 @@ class Heartbeat:
             tokenizer_id=runner.tokenizer_id,
             vocab_size=runner.vocab_size,
             engine=runner.engine,
+            adapters=runner.adapters.ids,
         )
 
     def load(self, stage: StageLoad) -> WorkerLoad:
@@ -71,7 +72,7 @@ class Heartbeat:
             blocks_cached=pool.num_cached,
             leases=stage.leases,
             tokens_per_second=meter.tokens_per_second(),
-            weight_bytes=runner.weight_bytes,
+            weight_bytes=runner.weight_bytes + runner.adapters.nbytes,
             kv_bytes=runner.kv_bytes,
             rss_bytes=resident,
             shared_bytes=shared,

@@ -144,6 +144,10 @@ class Worker:
         if flaw := sequence_flaw(spec, runner.max_model_len, runner.vocab_size):
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, flaw))
             return False
+        if spec.adapter and runner.adapters.slot(spec.adapter) is None:
+            # Another worker may have it. The base model must not answer in its place.
+            session.send(Refused(*spec.key, "adapter"))
+            return False
         if spec.deadline_s is not None and spec.deadline_s <= 0:
             text = (
                 "the deadline had passed when the request arrived at "

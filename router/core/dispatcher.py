@@ -158,7 +158,12 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
+        hasher = partial(
+            BlockHasher,
+            salt=request.salt,
+            adapter=request.adapter,
+            hash_bytes=self._hash_bytes,
+        )
         entry = Entry(life, ticket, share, hasher)
         effects: list[Effect] = []
         if request.complete is None and not self._overtakes(entry, now):
