@@ -81,8 +81,6 @@ class ModelRunner:
             native=not without_kernels,
             refused=_why_without_adapters(loaded, group),
         )
-        if adapter_slots:
-            self.adapters.find_sites()
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:
             self._forward = RanksForward(loaded.model, kv, group)

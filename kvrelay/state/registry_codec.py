@@ -38,7 +38,7 @@ _PRIVATE = tuple(
     )
 )
 # In these fields, unprintable characters are replaced. In other fields they are an error.
-_FREE_TEXT = {"reason", "integrity_error", "certificate_note"}
+_FREE_TEXT = {"reason", "integrity_error", "certificate_note", "refused_adapters"}
 # Also *_bytes and *_tokens. Other integers are int32 on the wire.
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
 # Sizes must be at least 1. Other numbers are counts, which may be 0.

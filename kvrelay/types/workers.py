@@ -136,6 +136,8 @@ class WorkerInfo:
     engine: str = ""
     # Hashes of the files of the adapters that it has loaded.
     adapters: tuple[str, ...] = ()
+    # Adapters that it could not load: the hash of the files, a space, and the reason.
+    refused_adapters: tuple[str, ...] = ()
 
     @property
     def model(self) -> ModelVersion:

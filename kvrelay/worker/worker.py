@@ -144,7 +144,7 @@ class Worker:
         if flaw := sequence_flaw(spec, runner.max_model_len, runner.vocab_size):
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, flaw))
             return False
-        if spec.adapter and runner.adapters.slot(spec.adapter) is None:
+        if spec.adapter and not runner.adapters.serves(spec.adapter):
             # Another worker may have it. The base model must not answer in its place.
             session.send(Refused(*spec.key, "adapter"))
             return False

@@ -43,6 +43,10 @@ class AdapterCards:
             )
         return cls(tuple(_card(one, config.max_rank) for one in config.serve))
 
+    def replace(self, cards: dict[str, AdapterCard]) -> None:
+        """Serves these adapters from now on."""
+        self._cards = cards
+
     def get(self, name: str) -> AdapterCard | None:
         """The adapter of that name; None if there is none."""
         return self._cards.get(name)
@@ -61,4 +65,9 @@ class AdapterCards:
 
 def _card(adapter: AdapterConfig, max_rank: int) -> AdapterCard:
     files = read_adapter(adapter.path, max_rank)
-    return AdapterCard(adapter.name, files.adapter_id, Path(adapter.path).name)
+    return AdapterCard(adapter.name, files.adapter_id, folder_name(adapter.path))
+
+
+def folder_name(path: str) -> str:
+    """The last part of a path: what clients may see of it."""
+    return Path(path).name

@@ -75,7 +75,10 @@ def write_adapter(
         **settings,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(dict(tensors), folder / "adapter_model.safetensors")
+    save_file(
+        {name: one.contiguous() for name, one in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
 
 
 def shape_of(module: torch.nn.Module) -> tuple[int, int]:

@@ -19,7 +19,8 @@ class LowRank:
 
     # [rank, inputs].
     a: torch.Tensor
-    b: torch.Tensor  # [outputs, rank]
+    # [outputs, rank], or the panels of this for the native kernels.
+    b: torch.Tensor
     scale: float
 
 

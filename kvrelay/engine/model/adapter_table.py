@@ -12,6 +12,7 @@ from kvrelay.engine.adapters.low_rank import LowRank, Site, Update
 from kvrelay.engine.adapters.step_adapters import StepAdapters
 from kvrelay.engine.model.adapter_sites import Layer, attach, find_layers
 from kvrelay.engine.model.loader import LoadedModel
+from kvrelay.engine.native.low_rank import panels_of
 from kvrelay.errors import ModelRefused
 from kvrelay.models.adapters.adapter_files import AdapterFiles, StoredTensor, missing_modules
 
@@ -48,19 +49,37 @@ class AdapterTable:
         self._updates: dict[str, Update] = {}
         self._undo: list[Callable[[], None]] = []
         self._slots: dict[str, int] = {}
+        self._retired: set[str] = set()
         self._free = list(range(slots))
         self._num_slots = slots
         self._bytes: dict[str, int] = {}
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of the installed adapters."""
+        """Ids of the adapters that new sequences may have."""
+        return tuple(one for one in self._slots if one not in self._retired)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Ids of all installed adapters."""
         return tuple(self._slots)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the installed adapters' factors."""
         return sum(self._bytes.values())
+
+    def serves(self, adapter_id: str) -> bool:
+        """Whether new sequences may have the adapter."""
+        return adapter_id in self._slots and adapter_id not in self._retired
+
+    def retire(self, adapter_id: str) -> None:
+        """No new sequence may have the adapter; those that have it go on."""
+        self._retired.add(adapter_id)
+
+    def keep(self, adapter_id: str) -> None:
+        """Takes `retire` back."""
+        self._retired.discard(adapter_id)
 
     def slot(self, adapter_id: str) -> int | None:
         """The slot of an installed adapter; None if there is no such adapter."""
@@ -112,6 +131,7 @@ class AdapterTable:
 
     def remove(self, adapter_id: str) -> None:
         """Removes an adapter that no sequence uses. Does nothing if there is no such adapter."""
+        self._retired.discard(adapter_id)
         slot = self._slots.pop(adapter_id, None)
         if slot is None:
             return
@@ -125,7 +145,7 @@ class AdapterTable:
         for undo in self._undo:
             undo()
         self._undo = []
-        for adapter_id in self.ids:
+        for adapter_id in self.held:
             self.remove(adapter_id)
         self._updates = {}
 
@@ -145,7 +165,7 @@ class AdapterTable:
                 f"base model's is [{site.outputs}, {site.inputs}]; the adapter is for another model"
             )
         a, b = (self._matrix(files, one, module) for one in (stored.a, stored.b))
-        return LowRank(a, b, files.config.scale_of(module))
+        return LowRank(a, panels_of(b) if self._native else b, files.config.scale_of(module))
 
     def _matrix(self, files: AdapterFiles, stored: StoredTensor, module: str) -> torch.Tensor:
         raw = bytearray(files.data[stored.start : stored.end])

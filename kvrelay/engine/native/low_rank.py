@@ -23,8 +23,9 @@ class FactorTable:
         self._held: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * slots
 
     def set(self, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
-        """Takes a [rank, inputs] and b [outputs, rank], both of the model's dtype."""
-        a, b = a.contiguous(), _panels(b)
+        """Takes a [rank, inputs] and the panels of b [outputs, rank], both of the model's dtype and
+        contiguous.
+        """
         self._held[slot] = a, b
         self.struct[slot] = args.LowRankFactors(a.data_ptr(), b.data_ptr(), len(a), scale)
 
@@ -34,7 +35,7 @@ class FactorTable:
         self._held[slot] = None
 
 
-def _panels(b: torch.Tensor) -> torch.Tensor:
+def panels_of(b: torch.Tensor) -> torch.Tensor:
     """b [outputs, rank] -> [outputs / 32 rounded up, rank, 32], padded with zeros."""
     outputs, rank = b.shape
     padded = b.new_zeros(-(-outputs // PANEL) * PANEL, rank)

@@ -108,7 +108,7 @@ def _load(
         "kv_bytes": kv.memory,
         "max_model_len": config.model.max_model_len,
         "weights": pool.weights,
-        "adapter_slots": config.adapters.max_loaded if config.adapters.serve else 0,
+        "adapter_slots": config.adapters.max_loaded,
     }
     if model is not None:
         # OpenMP keeps this number per calling thread.
@@ -128,6 +128,8 @@ def load_adapters(runner: ModelRunner, config: AdaptersConfig) -> None:
     """Loads all configured adapters before the first step of a request. Raises ModelRefused for the
     first that cannot be served, since a worker without it would not be like the others.
     """
+    if config.serve:
+        runner.adapters.find_sites()
     for one in config.serve:
         adapter = runner.adapters.prepare(read_adapter(one.path, config.max_rank), one.name)
         runner.adapters.install(adapter)
