@@ -163,7 +163,8 @@ class AdapterOperations:
                 f"{known[entry.name].adapter_id[:8]}; unload it first, or choose another name",
                 field="name",
             )
-        ids = {one.adapter_id for one in (*self._configured.values(), *known.values())}
+        ids = {one.adapter_id for one in self._configured.values()}
+        ids.update(one.adapter_id for one in known.values())
         if len({*ids, entry.adapter_id}) > self._config.max_loaded:
             raise FailedPrecondition(
                 f"{len(ids)} adapters are loaded, as many as adapters.max_loaded allows; unload "

@@ -83,7 +83,7 @@ def write_adapter(
 
 def shape_of(module: torch.nn.Module) -> tuple[int, int]:
     """(outputs, inputs) of a linear layer. The weight of gpt2's layers is transposed."""
-    first, second = module.weight.shape  # type: ignore[union-attr, misc]
+    first, second = module.weight.shape  # type: ignore[misc]
     return (second, first) if type(module).__name__ == "Conv1D" else (first, second)
 
 
