@@ -143,8 +143,8 @@ class Frontend:
         and seed. `markers`: special tokens that appear in the answer's text.
 
         Raises InvalidArgument if the request does not fit into the context or exceeds the tenant's
-        limit by itself, FailedPrecondition if it resumes tokens of another adapter,
-        ResourceExhausted if it exceeds the limit now, and the errors of
+        limit by itself, FailedPrecondition if it resumes tokens of another adapter, NotFound
+        if its adapter is gone, ResourceExhausted if it exceeds the limit now, and the errors of
         Driver.submit.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left

@@ -119,12 +119,13 @@ def check_model(model: str, card: ModelCard) -> None:
 
 
 def adapter_of(request: GenerateRequest, card: ModelCard) -> str:
-    """Returns the id of the request's adapter; empty for the base model. The model must have been
-    checked.
+    """Returns the id of the request's adapter; empty for the base model.
 
-    Raises FailedPrecondition if the tokens in `resume` are from another adapter, or from another
-    version of it.
+    Raises NotFound if the adapter was unloaded since the request was checked, and
+    FailedPrecondition if the tokens in `resume` are from another adapter, or from another version
+    of it.
     """
+    check_model(request.model, card)
     found = card.adapters.get(request.model)
     adapter = "" if found is None else found.adapter_id
     began = resumed_model(request)

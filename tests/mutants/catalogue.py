@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    of_adapters,
     of_inputs,
     of_models,
     of_router,
@@ -24,5 +25,6 @@ _MODULES = (
     of_security,
     of_inputs,
     of_tenants,
+    of_adapters,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -60,7 +60,8 @@ class TorchUpdate:
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """See `Update`."""
-        x, y = x.view(-1, self._site.inputs), y.view(-1, self._site.outputs)
+        # y is written to, so it must not be a copy.
+        x, y = x.reshape(-1, self._site.inputs), y.view(-1, self._site.outputs)
         for group in self._step.groups:
             factors = self._factors[group.slot]
             if factors is None:

@@ -62,9 +62,11 @@ class AdapterLoading:
                 self._table.keep(entry.adapter_id)
             else:
                 await self._read(entry)
-        except KvRelayError as error:
-            self._refused[entry.adapter_id] = error.message
-            log.warning("adapter_refused", worker=worker, adapter=entry.name, reason=error.message)
+        # A folder that makes torch or the system raise must not end the worker.
+        except Exception as error:  # noqa: BLE001
+            reason = error.message if isinstance(error, KvRelayError) else f"{error!r:.200}"
+            self._refused[entry.adapter_id] = reason
+            log.warning("adapter_refused", worker=worker, adapter=entry.name, reason=reason)
             return
         log.info("adapter_loaded", worker=worker, adapter=entry.name, id=entry.adapter_id)
         self._tell()
