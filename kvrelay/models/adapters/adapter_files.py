@@ -64,7 +64,8 @@ class AdapterFiles:
 def read_adapter(folder: str, max_rank: int) -> AdapterFiles:
     """Reads and checks a folder in PEFT's format. Raises ModelRefused with the first problem."""
     path = Path(folder)
-    if not path.is_dir():
+    # Unlike Path.is_dir, isdir raises for no text.
+    if not os.path.isdir(folder):
         raise ModelRefused(f"{folder}: there is no such folder; give the folder of an adapter")
     settings = _read(path, CONFIG, MAX_CONFIG_BYTES)
     weights = _read(path, WEIGHTS, MAX_WEIGHT_BYTES)

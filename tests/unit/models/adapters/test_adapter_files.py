@@ -166,6 +166,7 @@ def test_hostile_folders_are_refused(
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert "there is no such folder" in refusal(tmp_path / "nowhere")
+    assert "there is no such folder" in refusal(tmp_path / ("x" * 300))
 
 
 NAME = f"{PREFIX}m.q.lora_A.weight"
