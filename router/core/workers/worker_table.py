@@ -270,9 +270,7 @@ class Workers:
 
     def any_offers(self, name: str) -> bool:
         """Whether a decode worker in any state has the feature or adapter."""
-        return any(
-            one.info.pool == "decode" and offers(one.info, name) for one in self._workers.values()
-        )
+        return any(one.info.pool == "decode" and offers(one.info, name) for one in self)
 
     def all_have(self, name: str) -> bool:
         """Whether every worker has the feature or adapter."""
