@@ -194,7 +194,9 @@ class DecodeStage(Stage):
             return
         sequence.take_blocks(cache, len(sequence.tokens))
         now = self._context.clock.now()
-        lease = self._leases.grant(spec.key, sequence.blocks, cached_blocks, lease_seconds, now)
+        lease = self._leases.grant(
+            spec.key, sequence.blocks, cached_blocks, lease_seconds, now, adapter=spec.adapter
+        )
         target = self.inbound.target(lease, sequence.num_computed, prefill_worker)
         answer = Reserved(*spec.key, target)
         self._context.sessions[spec.key] = session

@@ -28,6 +28,8 @@ class Lease:
     partial: bool = False
     # Duration of the grant in seconds, without renewals.
     seconds: float = 0.0
+    # Hash of the files of the sequence's adapter; empty for the base model.
+    adapter: str = ""
 
     @property
     def writable(self) -> tuple[int, ...]:
@@ -81,12 +83,13 @@ class LeaseTable:
         now: float,
         *,
         partial: bool = False,
+        adapter: str = "",
     ) -> Lease:
         """Grants a lease on `blocks`, which the caller holds, for `seconds`. The table owns them
         until commit or release.
         """
         number = next(self._numbers)
-        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial, seconds)
+        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial, seconds, adapter)
         self._entries[lease.lease_id] = _Entry(lease, now + seconds)
         return lease
 

@@ -18,13 +18,13 @@ MAX_BLOCKS = 2**16
 
 
 class PrefixCache(Protocol):
-    """Blocks by the tokens up to their end and the salt of their sequence. The cache compares
-    both.
+    """Blocks by the tokens up to their end, and the salt and the adapter of their sequence. The
+    cache compares all of them.
     """
 
     block_size: int
 
-    def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
+    def find(self, token_ids: Sequence[int], salt: str, adapter: str) -> list[int]:
         """The longest cached prefix of these tokens, with a hold on each block."""
         ...
 
@@ -36,10 +36,10 @@ class PrefixCache(Protocol):
 class PrefixExport:
     """KvTransferService.Fetch: pushes blocks to the lease of the requesting worker.
 
-    The requesting worker must present the tokens and the salt of the KV. It must also present a
-    fetch grant, signed by a router with the grant key, for the request, the worker, the address and
-    the length. Lives on the event loop that owns the cache. The blocks are held until neither side
-    reads them.
+    The requesting worker must present the tokens, the salt and the adapter of the KV. It must also
+    present a fetch grant, signed by a router with the grant key, for the request, the worker, the
+    address and the length. Lives on the event loop that owns the cache. The blocks are held until
+    neither side reads them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PrefixExport:
         check_capability(self.key, self._grant(request), request.capability)
         self._check_tokens(request)
         first = request.target.cached_tokens // self._cache.block_size
-        blocks = self._cache.find(request.token_ids, request.salt)
+        blocks = self._cache.find(request.token_ids, request.salt, request.adapter)
         try:
             if len(blocks) <= first:
                 held, tokens = len(blocks) * self._cache.block_size, len(request.token_ids)
@@ -108,7 +108,8 @@ class PrefixExport:
             )
 
     async def _push(self, request: FetchRequest, first: int, blocks: Sequence[int]) -> None:
-        push = self._sender.open((request.request_id, request.attempt), request.target)
+        key = request.request_id, request.attempt
+        push = self._sender.open(key, request.target, request.adapter)
         try:
             push.send(first, blocks[first:])
             num_tokens = len(blocks) * self._cache.block_size

@@ -32,12 +32,18 @@ class Push:
     """
 
     def __init__(
-        self, sender: Sender, key: tuple[str, int], target: HandoffTarget, attempt: PushAttempt
+        self,
+        sender: Sender,
+        key: tuple[str, int],
+        target: HandoffTarget,
+        attempt: PushAttempt,
+        adapter: str = "",
     ) -> None:
         self.error: KvRelayError | None = None
         self._sender = sender
         self._key = key
         self._target = target
+        self._adapter = adapter
         self._attempt = attempt
         self._frames = PushFrames(sender.arena.layout)
         self._first_sent_at: float | None = None
@@ -138,7 +144,7 @@ class Push:
 
     async def _hand_over(self) -> KvReceipt:
         with self._sender.outbound(self.transport, self._target) as outbound:
-            opening = self._sender.opening(self._key, self._target, self.transport)
+            opening = self._opening(self.transport)
             async with self._call(await in_thread(outbound.announce, opening)) as call:
                 if not call.is_over:
                     # Connects even if aborted, since the receiver is connecting too.
@@ -151,9 +157,12 @@ class Push:
                         await call.write_behind(frame)
                 return await call.receipt()
 
+    def _opening(self, transport: str) -> KvOpen:
+        return self._sender.opening(self._key, self._target, transport, self._adapter)
+
     async def _repeat_commit(self) -> KvReceipt:
         assert self._frames.commit_frame is not None, "the commit was sent before"
-        async with self._call(self._sender.opening(self._key, self._target, "grpc")) as call:
+        async with self._call(self._opening("grpc")) as call:
             await call.write_behind(frame_to_bytes(self._frames.commit_frame))
             return await call.receipt()
 

@@ -160,6 +160,11 @@ class Receiver:
         ours().check(opening.protocol, opening.sender or "the sender")
         lease = self._find(opening)
         check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
+        if opening.adapter != lease.adapter:
+            raise FailedPrecondition(
+                f"the KV is computed with {_weights(opening.adapter)}, and the request needs "
+                f"{_weights(lease.adapter)}"
+            )
         theirs = self._layouts.layout_of(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is in progress")
@@ -279,3 +284,7 @@ async def _say_taken(context: grpc.aio.ServicerContext) -> None:
     except asyncio.CancelledError:
         await asyncio.wait({saying})
         raise
+
+
+def _weights(adapter: str) -> str:
+    return f"adapter {adapter[:40]!r}" if adapter else "the base model alone"

@@ -60,9 +60,9 @@ class Sender:
         self._served = ServedArena(arena, host)
         memory.register_sender(arena)
 
-    def open(self, key: tuple[str, int], target: HandoffTarget) -> Push:
-        """Starts a push without waiting for the peer. Raises Unimplemented for a transport that
-        cannot work.
+    def open(self, key: tuple[str, int], target: HandoffTarget, adapter: str = "") -> Push:
+        """Starts a push of KV that is computed with the adapter, without waiting for the peer.
+        Raises Unimplemented for a transport that cannot work.
         """
         transport, why = choose_transport(
             target.transport,
@@ -72,7 +72,7 @@ class Sender:
             target_device=target.device,
             tls=self._credentials is not None,
         )
-        return Push(self, key, target, PushAttempt(transport, why))
+        return Push(self, key, target, PushAttempt(transport, why), adapter)
 
     @contextmanager
     def outbound(self, transport: str, target: HandoffTarget) -> Iterator[Outbound]:
@@ -94,8 +94,12 @@ class Sender:
             case _:
                 yield GrpcOutbound(self.arena, digests=self.digests)
 
-    def opening(self, key: tuple[str, int], target: HandoffTarget, transport: str) -> KvOpen:
-        """The first frame of a push of `key`, a request id and an attempt."""
+    def opening(
+        self, key: tuple[str, int], target: HandoffTarget, transport: str, adapter: str = ""
+    ) -> KvOpen:
+        """The first frame of a push of `key`, a request id and an attempt. `adapter` is the hash of
+        the adapter that the KV is computed with.
+        """
         request_id, attempt = key
         model_id, layout_hash, protocol = self.model_id, self.layout_hash, ours()
         # A target with protocol 0 may also come through a router of protocol 0, which drops unknown
@@ -117,6 +121,7 @@ class Sender:
             sender=self.worker_id,
             capability=target.capability,
             protocol=protocol,
+            adapter=adapter,
         )
 
     async def close(self) -> None:

@@ -135,7 +135,7 @@ class Refused:
 
     request_id: str
     attempt: int
-    # full, or the worker's state: starting, DRAINING, stuck.
+    # full, adapter (it is not loaded), or the worker's state: starting, DRAINING, stuck.
     reason: str
 
 

@@ -80,7 +80,13 @@ class Fetcher:
         timeout_s = min(self._timeout_s(end - own), max(0.0, sequence.deadline - now))
         blocks = sequence.blocks[: end // size]
         lease = self.inbound.leases.grant(
-            spec.key, blocks, own // size, 2 * timeout_s, now, partial=True
+            spec.key,
+            blocks,
+            own // size,
+            2 * timeout_s,
+            now,
+            partial=True,
+            adapter=spec.adapter,
         )
         request = FetchRequest(
             *spec.key,
@@ -89,6 +95,7 @@ class Fetcher:
             source.cached_tokens,
             source.capability,
             spec.salt,
+            spec.adapter,
         )
         try:
             await kv_fetch(context.sender.channels.get(source.address), request, timeout_s)

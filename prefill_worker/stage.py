@@ -105,7 +105,7 @@ class PrefillStage(Stage):
         key = relay.sequence.spec.key
         self.scheduler.add(relay.sequence)
         try:
-            relay.push = self._context.sender.open(key, relay.target)
+            relay.push = self._context.sender.open(key, relay.target, relay.sequence.spec.adapter)
         except Unimplemented as error:
             self.abort(key)
             self._context.fail(key, error.code, error.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from kvrelay.clock import MonotonicClock
@@ -26,6 +27,8 @@ from router.api.grpc.service import InferenceService
 from router.api.http.app import build_app
 from router.api.listeners import grpc_server, http_server
 from router.frontend.access import Access
+from router.frontend.adapter_cards import AdapterCards
+from router.frontend.adapter_operations import AdapterOperations
 from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard, ask_transformers
 from router.frontend.rate_limits import Limits
@@ -70,6 +73,7 @@ async def serve(
     end = asyncio.create_task(_end_in_time(stop))
     allow_connections()
     card = ModelCard.load(model_path, config.model, ask_transformers)
+    card = replace(card, adapters=AdapterCards.load(config.adapters, card.info.id))
     text = Text.load(model_path, config.model.tool_format)
     try:
         async with await Registry.connect(
@@ -132,6 +136,9 @@ async def run_router(
     frontend = Frontend(card, text, driver, limits, config.router, clock, slices)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
+    operations = AdapterOperations(
+        card.info.id, card.adapters, config.adapters, registry, lambda: driver.known
+    )
     waiting_room = WaitingRoom(clock)
     page = StatusPage(frontend, driver, metrics, view, clock)
 
@@ -171,7 +178,9 @@ async def run_router(
     inference.add_InferenceServiceServicer_to_server(
         InferenceService(frontend, clock, waiting_room), public
     )
-    cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
+    cluster.add_ClusterServiceServicer_to_server(
+        ClusterService(driver, registry, view, operations), admin
+    )
 
     scheme = "http" if endpoints is None else "https"
 
@@ -202,7 +211,7 @@ async def run_router(
         await admin.start()
         favour_the_loop()
         watches = (access.watch(tenants_changed), follow_changes(registry, driver), stalls.run())
-        runs = (driver.run(), heartbeat.run(), page.run(), announce(), *watches)
+        runs = (driver.run(), heartbeat.run(), page.run(), announce(), operations.run(), *watches)
         loops = [tasks.create_task(one) for one in (*runs, frontend.guidance.warm_up())]
         web = tasks.create_task(http.serve())
         await stop.drain.wait()

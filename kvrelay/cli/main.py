@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from kvrelay.cli import (
+    adapters,
     autoscale,
     bench,
     certs,
@@ -61,6 +62,7 @@ app.add_typer(loadtest.app, name="loadtest")
 app.add_typer(bench.app, name="bench")
 app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(token.app, name="token")
+app.add_typer(adapters.app, name="adapters")
 
 # Usage errors. Some versions of typer contain click, others import it.
 _UsageError: type[Exception] = next(

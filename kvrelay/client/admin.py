@@ -13,6 +13,7 @@ from kvrelay.client.base_client import CHANNEL_OPTIONS, check_target
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.wire import cluster as wire
+from kvrelay.wire.adapters import AdapterStatus, adapter_from_proto
 from kvrelay.wire.status import error_from_rpc
 
 # Keepalive pings end `watch` when the router disappears without closing the connection. kvrelay's
@@ -23,11 +24,13 @@ _KEEPALIVE = (
     # Timeout of the pings that gRPC sends to measure bandwidth. The default is one minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
+# The router gives the workers a minute to load an adapter.
+_LOAD_S = 90.0
 
 
 class AdminClient:
     """A blocking client of a cluster's admin listener. Every call is made once and takes at most
-    `timeout` seconds.
+    `timeout` seconds; `load_adapter` may take longer.
 
     token, tls: as for Client; the token must have the role admin. Raises InvalidArgument for a
     target that is not HOST:PORT.
@@ -114,6 +117,32 @@ class AdminClient:
                 metadata=self._metadata,
             )
         return tuple(response.worker_ids)
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        """Returns the LoRA adapters, those of the configuration first."""
+        with self._errors():
+            response = self._stub.ListAdapters(
+                wire.pb.ListAdaptersRequest(), timeout=self._timeout, metadata=self._metadata
+            )
+        return tuple(map(adapter_from_proto, response.adapters))
+
+    def load_adapter(self, name: str, path: str) -> AdapterStatus:
+        """Loads the adapter in the folder `path`, which the router and all workers read. Returns
+        when requests may name it as their model, or raises the reason; then no worker has it.
+        """
+        with self._errors():
+            response = self._stub.LoadAdapter(
+                wire.pb.LoadAdapterRequest(name=name, path=path),
+                timeout=max(self._timeout, _LOAD_S),
+                metadata=self._metadata,
+            )
+        return adapter_from_proto(response.adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Stops serving an adapter. Requests that run with it go on to their end."""
+        with self._errors():
+            request = wire.pb.UnloadAdapterRequest(name=name)
+            self._stub.UnloadAdapter(request, timeout=self._timeout, metadata=self._metadata)
 
     def close(self) -> None:
         """Closes the channel."""

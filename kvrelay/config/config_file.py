@@ -56,7 +56,13 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     )
     folder = Path() if path is None else path.parent
     security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
-    config = _with_folder(config.model_copy(update={"security": security}), folder)
+    serve = tuple(
+        one.model_copy(update={"path": str((folder / one.path).absolute())})
+        for one in config.adapters.serve
+    )
+    adapters = config.adapters.model_copy(update={"serve": serve})
+    config = config.model_copy(update={"security": security, "adapters": adapters})
+    config = _with_folder(config, folder)
     if config.autoscaling is None:
         return config
     from_file = path is not None and "autoscaling" not in overrides

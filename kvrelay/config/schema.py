@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.config.listen import ENDPOINTS, ListenConfig, is_loopback
 from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.redis_url import Sentinels, without_password
@@ -113,6 +114,7 @@ class ClusterConfig(Section):
     """The whole configuration of a cluster."""
 
     model: ModelConfig = ModelConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
     kv: KvConfig = KvConfig()
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
@@ -154,6 +156,24 @@ class ClusterConfig(Section):
                     f"int8 cannot be combined with {pool}.tensor_parallel {degree}, which does not "
                     f"run the native kernels; set weights: auto or tensor_parallel: 1",
                     (pool, "weights"),
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_run(self) -> ClusterConfig:
+        for pool in POOLS if self.adapters.serve else ():
+            section = self.pool(pool)
+            if section.tensor_parallel > 1:
+                raise BadValue(
+                    f"{section.tensor_parallel} ranks share the model, and adapters are not "
+                    "divided among ranks; set tensor_parallel: 1, or serve no adapters",
+                    (pool, "tensor_parallel"),
+                )
+            if section.resources.num_gpus:
+                raise BadValue(
+                    f"{section.resources.num_gpus:g} puts the model on a GPU, and adapters run on "
+                    "CPUs; set num_gpus: 0, or serve no adapters",
+                    (pool, "resources", "num_gpus"),
                 )
         return self
 

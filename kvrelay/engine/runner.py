@@ -16,6 +16,7 @@ from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.engine.kernel_choice import why_without_kernels
+from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.kernel_modules import use_kernels
 from kvrelay.engine.model.loader import LoadedModel, load_model, weight_bytes
@@ -46,6 +47,7 @@ class ModelRunner:
         weights: Literal["auto", "int8"] = "auto",
         flashinfer: bool = False,
         group: RankGroup | None = None,
+        adapter_slots: int = 0,
     ) -> None:
         """Selects the forward pass. With a group, `loaded` is this rank's share."""
         self.layout = layout
@@ -73,6 +75,12 @@ class ModelRunner:
         # Tokens and seconds of a step that ran before the worker's first step.
         self.warmup: tuple[int, float] | None = None
         self._group = group
+        self.adapters = AdapterTable(
+            loaded,
+            adapter_slots,
+            native=not without_kernels,
+            refused=_why_without_adapters(loaded, group),
+        )
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:
             self._forward = RanksForward(loaded.model, kv, group)
@@ -85,9 +93,9 @@ class ModelRunner:
             self.kernels = "torch" if self.without_kernels else "flashinfer"
             self.not_captured = self._forward.not_captured
         elif without_kernels:
-            self._forward = TorchForward(loaded.model, kv)
+            self._forward = TorchForward(loaded.model, kv, self.adapters.step)
         else:
-            self._forward = NativeForward(loaded.model, kv)
+            self._forward = NativeForward(loaded.model, kv, self.adapters.step)
             self.not_captured = self._forward.not_captured
 
     @classmethod
@@ -105,6 +113,7 @@ class ModelRunner:
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
+        adapter_slots: int = 0,
     ) -> ModelRunner:
         """Loads the model onto `device`, then continues as `of`. `threads` is set for the whole
         process.
@@ -137,6 +146,7 @@ class ModelRunner:
             weights=weights,
             kernels=kernels,
             group=group,
+            adapter_slots=adapter_slots,
         )
 
     @classmethod
@@ -151,6 +161,7 @@ class ModelRunner:
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
+        adapter_slots: int = 0,
     ) -> ModelRunner:
         """Allocates up to `kv_bytes` for KV on the model's device.
 
@@ -160,6 +171,7 @@ class ModelRunner:
           flashinfer on a GPU if it is installed and fits. `without_kernels` gives the reason if
           not.
         - max_model_len: limited to what the model allows.
+        - adapter_slots: most adapters at a time; see `adapters`.
 
         Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
         not free, or if int8 weights have no kernels.
@@ -196,6 +208,7 @@ class ModelRunner:
                 weights=weights,
                 flashinfer=wanted,
                 group=group,
+                adapter_slots=adapter_slots,
             )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -287,9 +300,9 @@ class ModelRunner:
         token_ids: list[int] = []
         parts = []
         for segment in segments:
-            parts.append(
-                Part(len(token_ids), len(segment.token_ids), segment.start, segment.blocks)
-            )
+            row, new = len(token_ids), len(segment.token_ids)
+            slot = self.adapters.slot(segment.adapter) if segment.adapter else None
+            parts.append(Part(row, new, segment.start, segment.blocks, slot))
             token_ids += segment.token_ids
         return self._forward(Step(token_ids, parts, rows, on_layer))
 
@@ -314,11 +327,15 @@ class ModelRunner:
     def close(self) -> None:
         """Ends the other ranks and releases the KV memory. No step may be running."""
         self.grammars.close()
+        self.adapters.close()
         if self._group is not None:
             self._group.close()
         self.kv.close()
 
     def _flaw(self, segment: Segment) -> InvalidArgument | None:
+        # The base model must never continue for an adapter that is not there.
+        if segment.adapter and self.adapters.slot(segment.adapter) is None:
+            return InvalidArgument(f"adapter {segment.adapter!r:.40} is not loaded here")
         return segment.flaw(self.layout, self.max_model_len, self.vocab_size, self.num_blocks)
 
 
@@ -338,6 +355,18 @@ def _score(segments: Sequence[Segment], logits: torch.Tensor) -> dict[int, KvRel
                 faults[place] = fault
             first += len(rows)
     return faults
+
+
+def _why_without_adapters(loaded: LoadedModel, group: RankGroup | None) -> str:
+    """The reason why the model can have no adapters; empty if it can."""
+    if group is not None:
+        return (
+            "ranks share the model, and their shares of an adapter are not supported; set "
+            "tensor_parallel: 1"
+        )
+    if loaded.model.device.type != "cpu":
+        return "the model is on a GPU, and adapters run on CPUs; set num_gpus: 0"
+    return ""
 
 
 def _check_memory(layout: KvLayout, kv_bytes: int, longest: int) -> None:

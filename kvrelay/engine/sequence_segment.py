@@ -32,6 +32,8 @@ class Segment:
     sample: SampleRequest | None = None
     num_draft: int = 0
     scores: PromptScores | None = None
+    # Id of the sequence's adapter; empty for the base model.
+    adapter: str = ""
 
     @property
     def scored(self) -> range:

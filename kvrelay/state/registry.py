@@ -11,6 +11,7 @@ restore all of it.
     kvrelay:desired                        hash: pool -> desired number of workers
     kvrelay:names                          hash: pool -> number of the next worker's name
     kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
+    kvrelay:adapters                       hash: name -> adapter that an operator has loaded
     kvrelay:decisions                      list: the last scaling decisions, newest first
     kvrelay:probe:ID                       written by `check_writable`
 
@@ -24,12 +25,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
+from kvrelay.config.adapters import MAX_ADAPTERS
 from kvrelay.config.listen import is_loopback
 from kvrelay.errors import FailedPrecondition
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.redis_connection import millis
 from kvrelay.state.registry_values import RegistryValues, encoded, valid_name
 from kvrelay.types.control_plane import (
+    AdapterEntry,
     Claim,
     ControllerInfo,
     LeaseRecord,
@@ -51,6 +54,7 @@ _DRAINS = "kvrelay:drains"
 _RESTARTS = "kvrelay:restarts"
 _NAMES = "kvrelay:names"
 _DECISIONS = "kvrelay:decisions"
+_ADAPTERS = "kvrelay:adapters"
 _LEADER = "kvrelay:leader"
 _TERM = "kvrelay:term"
 
@@ -272,6 +276,30 @@ class Registry(RegistryValues):
         """Removes the requests for a worker that is gone."""
         await self._call("SREM", _DRAINS, worker_id)
         await self._call("SREM", _RESTARTS, worker_id)
+
+    # Adapters that operators load
+
+    async def adapters(self) -> tuple[AdapterEntry, ...]:
+        """Returns the adapters that operators have loaded, by name."""
+        values = await self._call("HGETALL", _ADAPTERS)
+        found = (
+            self._decoded(
+                f"{_ADAPTERS} {name.decode(errors='backslashreplace')}",
+                AdapterEntry,
+                raw,
+                lambda entry: f"{_ADAPTERS} {entry.name}",
+            )
+            for name, raw in sorted(values.items())
+        )
+        return tuple(entry for entry in found if entry is not None)[:MAX_ADAPTERS]
+
+    async def put_adapter(self, entry: AdapterEntry) -> None:
+        """Adds an adapter, or replaces the one of the same name."""
+        await self._call("HSET", _ADAPTERS, entry.name, encoded(entry))
+
+    async def remove_adapter(self, name: str) -> None:
+        """Removes an adapter. Workers then unload it."""
+        await self._call("HDEL", _ADAPTERS, name)
 
     # Routers
 

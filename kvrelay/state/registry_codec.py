@@ -20,8 +20,8 @@ SCHEMA = 1
 MAX_VALUE_BYTES = 64 * 1024
 # Characters.
 MAX_TEXT = 512
-# Most items of a list of strings.
-MAX_ITEMS = 64
+# Most items of a list of strings. 1024 ids of adapters fit into MAX_VALUE_BYTES.
+MAX_ITEMS = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _PRIVATE = tuple(
@@ -38,7 +38,7 @@ _PRIVATE = tuple(
     )
 )
 # In these fields, unprintable characters are replaced. In other fields they are an error.
-_FREE_TEXT = {"reason", "integrity_error", "certificate_note", "error"}
+_FREE_TEXT = {"reason", "integrity_error", "certificate_note", "error", "refused_adapters"}
 # Also *_bytes and *_tokens. Other integers are int32 on the wire.
 _INT64 = {
     "epoch",

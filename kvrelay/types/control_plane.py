@@ -40,6 +40,19 @@ class ControllerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """An adapter that an operator has loaded, as stored in Redis."""
+
+    name: str
+    # The folder, for the router and all workers.
+    path: str
+    # Hash of the files.
+    adapter_id: str
+    # True once all workers have loaded it, so that requests may name it.
+    served: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingDecision:
     """A change of a pool's size, with its reason. `unix_time` is in seconds."""
 

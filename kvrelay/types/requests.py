@@ -121,6 +121,8 @@ class SequenceSpec:
     weight: float = 1.0
     # Seconds between two tokens that its client asks for; None: as configured.
     itl_s: float | None = None
+    # Hash of the files of the adapter; empty for the base model.
+    adapter: str = ""
 
     @property
     def key(self) -> tuple[str, int]:

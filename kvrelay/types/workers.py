@@ -14,7 +14,9 @@ Role = Literal["prefill", "decode", "standby"]
 # See `kvrelay.worker.worker.Worker.state`.
 WorkerState = Literal["starting", "ready", "draining", "stuck"]
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
-_FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
+_FINGERPRINT = re.compile(
+    r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})(?:\.([A-Za-z0-9_-]{1,64}))?"
+)
 
 
 # host: memory outside of the block pool. disk: files.
@@ -101,9 +103,13 @@ class ModelVersion:
 
     full: str = ""
     sampled: str = ""
+    # Of an answer: hash of the files of its adapter. A worker's version has none.
+    adapter: str = ""
 
     def is_same(self, other: ModelVersion) -> bool:
-        """Compares the full hashes if both have one, otherwise the sampled hashes."""
+        """Whether the base models are the same. Compares the full hashes if both have one,
+        otherwise the sampled hashes.
+        """
         if self.full and other.full:
             return self.full == other.full
         return self.sampled == other.sampled
@@ -111,7 +117,9 @@ class ModelVersion:
     @property
     def fingerprint(self) -> str:
         """The fingerprint that clients see. `from_fingerprint` parses it."""
-        return f"fp_{self.full}.{self.sampled}" if self.full or self.sampled else ""
+        if not self.full and not self.sampled:
+            return ""
+        return f"fp_{self.full}.{self.sampled}" + (f".{self.adapter}" if self.adapter else "")
 
     @classmethod
     def from_fingerprint(cls, text: str) -> ModelVersion:
@@ -119,7 +127,7 @@ class ModelVersion:
         found = _FINGERPRINT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r:.100} is not the fingerprint of a model")
-        return cls(*found.groups())
+        return cls(*found.groups(default=""))
 
 
 UNKNOWN_MODEL = ModelVersion()
@@ -159,6 +167,10 @@ class WorkerInfo:
     vocab_size: int = 0
     # Its kernels and the dtypes of weights and KV, for operators; empty if it does not report them.
     engine: str = ""
+    # Hashes of the files of the adapters that it has loaded.
+    adapters: tuple[str, ...] = ()
+    # Adapters that it could not load: the hash of the files, a space, and the reason.
+    refused_adapters: tuple[str, ...] = ()
 
     @property
     def model(self) -> ModelVersion:

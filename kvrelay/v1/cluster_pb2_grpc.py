@@ -59,6 +59,21 @@ class ClusterServiceStub(object):
                 request_serializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.FromString,
                 _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/kvrelay.v1.ClusterService/ListAdapters',
+                request_serializer=kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/kvrelay.v1.ClusterService/LoadAdapter',
+                request_serializer=kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/kvrelay.v1.ClusterService/UnloadAdapter',
+                request_serializer=kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -98,6 +113,27 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAdapters(self, request, context):
+        """Lists the LoRA adapters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads an adapter on all workers, or on none. Returns when requests may name it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Stops serving an adapter. Requests that run with it go on to their end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +161,21 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.RestartWorkers,
                     request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.FromString,
                     response_serializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +313,87 @@ class ClusterService(object):
             '/kvrelay.v1.ClusterService/RestartWorkers',
             kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.SerializeToString,
             kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.ClusterService/ListAdapters',
+            kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersRequest.SerializeToString,
+            kvrelay_dot_v1_dot_cluster__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.ClusterService/LoadAdapter',
+            kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterRequest.SerializeToString,
+            kvrelay_dot_v1_dot_cluster__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.ClusterService/UnloadAdapter',
+            kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterRequest.SerializeToString,
+            kvrelay_dot_v1_dot_cluster__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,6 +74,8 @@ class WorkerStatus:
     model_id: str = ""
     # Kernels and dtypes of the worker, for people.
     engine: str = ""
+    # Hashes of the files of the adapters that it has loaded.
+    adapters: tuple[str, ...] = ()
 
     @property
     def host(self) -> str:
@@ -96,6 +98,7 @@ class WorkerStatus:
             info.protocol.version,
             info.model_id,
             info.engine,
+            info.adapters,
         )
 
 
@@ -165,6 +168,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         model_id=worker.model_id,
         engine=worker.engine,
         tiers=[to_message(pb.TierStatus, tier) for tier in worker.load.tiers],
+        adapters=worker.adapters,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -189,6 +193,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         protocol=message.protocol,
         model_id=message.model_id,
         engine=message.engine,
+        adapters=tuple(message.adapters),
     )
 
 

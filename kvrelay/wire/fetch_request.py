@@ -30,6 +30,8 @@ class FetchRequest:
     capability: str = field(repr=False)
     # Salt of the sequence.
     salt: str = field(default="", repr=False)
+    # Hash of the files of the sequence's adapter; empty for the base model.
+    adapter: str = ""
     # Protocol of the requesting worker.
     protocol: Protocol = field(default_factory=ours)
 

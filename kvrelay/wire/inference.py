@@ -78,6 +78,10 @@ class ModelInfo:
     architecture: str
     # Token ids are below this number; 0 if the router does not report it.
     vocab_size: int = 0
+    # Of an adapter: the id of its base model.
+    parent: str = ""
+    # The id itself, or the name of an adapter's folder. Empty if the router does not report it.
+    root: str = ""
 
 
 def models_to_proto(models: Sequence[ModelInfo]) -> pb.ListModelsResponse:

@@ -69,6 +69,8 @@ class KvOpen:
     capability: str = field(default="", repr=False)
     # Protocol of the sender.
     protocol: Protocol = field(default_factory=ours)
+    # Hash of the files of the adapter that the KV is computed with; empty for the base model.
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

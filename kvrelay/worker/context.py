@@ -78,7 +78,7 @@ class WorkerContext:
         guidance, matcher = spec.sampling.guidance, None
         if guidance is not None:
             matcher = self.runner.grammars.open(guidance, spec.token_ids, spec.prompt_len)
-        hasher = self.cache.hasher(spec.salt)
+        hasher = self.cache.hasher(spec.salt, spec.adapter)
         return Sequence(spec, self.clock.now(), hasher, matcher, scores)
 
     def finish(self, key: Key, event: Event) -> None:

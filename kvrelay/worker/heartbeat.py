@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.protocol_version import ours
@@ -10,6 +11,9 @@ from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad
 from kvrelay.worker.steps.meter import Meter, resident_bytes
+
+# Adapters whose refusal a heartbeat tells, and characters of each reason.
+_MAX_REFUSED, _MAX_REASON = 16, 400
 
 
 class Heartbeat:
@@ -20,6 +24,9 @@ class Heartbeat:
         self._meter = meter
         # The host's report on the worker's certificate.
         self.certificate_note = ""
+        # The installed adapters, and the reasons why others are not, by id.
+        self.adapters = context.runner.adapters.ids
+        self.refused_adapters: dict[str, str] = {}
         self._integrity_error = ""
 
     def check_integrity(self) -> None:
@@ -56,6 +63,11 @@ class Heartbeat:
             tokenizer_id=runner.tokenizer_id,
             vocab_size=runner.vocab_size,
             engine=runner.engine,
+            adapters=self.adapters,
+            refused_adapters=tuple(
+                f"{one} {why[:_MAX_REASON]}"
+                for one, why in islice(self.refused_adapters.items(), _MAX_REFUSED)
+            ),
         )
 
     def load(self, stage: StageLoad) -> WorkerLoad:
@@ -71,7 +83,7 @@ class Heartbeat:
             blocks_cached=pool.num_cached,
             leases=stage.leases,
             tokens_per_second=meter.tokens_per_second(),
-            weight_bytes=runner.weight_bytes,
+            weight_bytes=runner.weight_bytes + runner.adapters.nbytes,
             kv_bytes=runner.kv_bytes,
             rss_bytes=resident,
             shared_bytes=shared,

@@ -150,6 +150,10 @@ class Worker:
         if flaw := sequence_flaw(spec, runner.max_model_len, runner.vocab_size):
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, flaw))
             return False
+        if spec.adapter and not runner.adapters.serves(spec.adapter):
+            # Another worker may have it. The base model must not answer in its place.
+            session.send(Refused(*spec.key, "adapter"))
+            return False
         if spec.deadline_s is not None and spec.deadline_s <= 0:
             text = (
                 "the deadline had passed when the request arrived at "

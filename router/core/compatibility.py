@@ -20,6 +20,11 @@ def follows(info: WorkerInfo, sampling: SamplingParams) -> bool:
     return all(one in info.protocol.features for one in features_of(sampling))
 
 
+def offers(info: WorkerInfo, name: str) -> bool:
+    """Whether the worker has the feature or the adapter of that name."""
+    return name in info.protocol.features or name in info.adapters
+
+
 def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str:
     """Returns the reason why this router cannot use the worker. Empty if it can.
 

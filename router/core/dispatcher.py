@@ -166,7 +166,7 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        entry = Entry(life, ticket, share, partial(self._hasher, request.salt))
+        entry = Entry(life, ticket, share, partial(self._hasher, request.salt, request.adapter))
         effects: list[Effect] = []
         if request.complete is None and not self._overtakes(entry, now):
             effects = self._make_room(request, share, now)
@@ -318,8 +318,10 @@ class Dispatcher:
             effects += _notices(*blame(self._workers, worker_id, placed, event, begun, now))
         return effects
 
-    def _hasher(self, salt: str, block_size: int, layout_hash: str) -> BlockHasher:
-        return BlockHasher(block_size, salt, model=layout_hash, hash_bytes=self._hash_bytes)
+    def _hasher(self, salt: str, adapter: str, block_size: int, layout_hash: str) -> BlockHasher:
+        return BlockHasher(
+            block_size, salt, model=layout_hash, adapter=adapter, hash_bytes=self._hash_bytes
+        )
 
     # Accounting
 

@@ -330,6 +330,7 @@ class Lifecycle:
             tenant=request.tenant.name,
             weight=request.tenant.weight,
             itl_s=None if request.slo.itl_ms is None else request.slo.itl_ms / 1000,
+            adapter=request.adapter,
         )
 
     def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:

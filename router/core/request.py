@@ -39,6 +39,8 @@ class Request:
     slo: Slo = field(default_factory=Slo)
     # True if the client did not set max_tokens, so that it does not tell the answer's length.
     open_ended: bool = False
+    # Hash of the adapter's files; empty for the base model. The same in each attempt.
+    adapter: str = ""
 
     @property
     def salt(self) -> str:

@@ -20,7 +20,13 @@ from router.frontend.guidance_check import GuidanceCheck
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text, TokenBound, replay
-from router.frontend.validation import admit_sampling, check_priority, check_request, resumed_model
+from router.frontend.validation import (
+    adapter_of,
+    admit_sampling,
+    check_priority,
+    check_request,
+    resumed_model,
+)
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 from router.runtime.stream import Stream
@@ -137,7 +143,8 @@ class Frontend:
         and seed. `markers`: special tokens that appear in the answer's text.
 
         Raises InvalidArgument if the request does not fit into the context or exceeds the tenant's
-        limit by itself, ResourceExhausted if it exceeds the limit now, and the errors of
+        limit by itself, FailedPrecondition if it resumes tokens of another adapter, NotFound
+        if its adapter is gone, ResourceExhausted if it exceeds the limit now, and the errors of
         Driver.submit.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left
@@ -161,6 +168,7 @@ class Frontend:
             cache_salt=request.cache_salt,
             slo=request.slo,
             open_ended=request.sampling.max_tokens is None,
+            adapter=adapter_of(request, self.card),
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:

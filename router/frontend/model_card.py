@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvrelay.models.model_json import read_model_json
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.inference import ModelInfo
 from router.core.compatibility import misfit
+from router.frontend.adapter_cards import AdapterCards
 
 # Limits on the reported architectures and on the characters of each.
 _MAX_NAMES, _MAX_NAME = 8, 100
@@ -39,6 +40,16 @@ class ModelCard:
     tokenizer_id: str = ""
     # The model's folder. Empty for a model without files.
     folder: str = ""
+    adapters: AdapterCards = field(default_factory=AdapterCards)
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        """The model and its adapters, as clients see them."""
+        base = replace(self.info, root=self.info.id)
+        return [
+            base,
+            *(replace(base, id=one.name, parent=base.id, root=one.root) for one in self.adapters),
+        ]
 
     def misfit(self, info: WorkerInfo) -> str:
         """Returns the reason why this router cannot use the worker. Empty if it can."""

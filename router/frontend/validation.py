@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import xxhash
 
-from kvrelay.errors import InvalidArgument, NotFound, PermissionDenied
+from kvrelay.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from kvrelay.sampling_limits import (
     INT32,
     MAX_LOGIT_BIAS,
@@ -105,12 +105,42 @@ def _check_slo(slo: Slo) -> None:
 
 
 def check_model(model: str, card: ModelCard) -> None:
-    """Raises NotFound if `model` is neither empty nor the served model's id."""
-    if model and model != card.info.id:
+    """Raises NotFound if `model` is neither empty nor the name of the served model or of an
+    adapter.
+    """
+    if model and model != card.info.id and card.adapters.get(model) is None:
+        near = card.adapters.near(model, card.info.id)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise NotFound(
-            f"model {model[:100]!r} does not exist; this cluster serves {card.info.id!r}",
+            f"model {model[:100]!r} does not exist; this cluster serves {card.info.id!r}"
+            f"{card.adapters.described}{hint}",
             field="model",
         )
+
+
+def adapter_of(request: GenerateRequest, card: ModelCard) -> str:
+    """Returns the id of the request's adapter; empty for the base model.
+
+    Raises NotFound if the adapter was unloaded since the request was checked, and
+    FailedPrecondition if the tokens in `resume` are from another adapter, or from another version
+    of it.
+    """
+    check_model(request.model, card)
+    found = card.adapters.get(request.model)
+    adapter = "" if found is None else found.adapter_id
+    began = resumed_model(request)
+    if began is not None and request.resume and began.adapter != adapter:
+        raise FailedPrecondition(
+            f"the tokens in resume are from {_weights(began.adapter)}, and "
+            f"{request.model or card.info.id!r:.100} is now {_weights(adapter)}; send the request "
+            "again without resume and system_fingerprint",
+            field="system_fingerprint",
+        )
+    return adapter
+
+
+def _weights(adapter: str) -> str:
+    return f"version {adapter[:8]} of an adapter" if adapter else "the base model"
 
 
 def check_text(field: str, text: str) -> None:

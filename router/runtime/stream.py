@@ -227,4 +227,4 @@ class Stream:
         if model is None or (self._fingerprint_told and not last):
             return ""
         self._fingerprint_told = True
-        return model.fingerprint
+        return replace(model, adapter=self._life.request.adapter).fingerprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
-from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.control_plane import AdapterEntry, ControllerInfo, RouterLoad, ScalingDecision
 from kvrelay.types.workers import PendingWorker, PoolName, StandbyWorker, WorkerInfo
 
 
@@ -56,6 +56,18 @@ class RouterRegistry(Protocol):
 
     async def restarts(self) -> frozenset[str]:
         """Returns the workers whose restart is requested."""
+        ...
+
+    async def adapters(self) -> tuple[AdapterEntry, ...]:
+        """Returns the adapters that operators have loaded."""
+        ...
+
+    async def put_adapter(self, entry: AdapterEntry) -> None:
+        """Adds an adapter, or replaces the one of the same name."""
+        ...
+
+    async def remove_adapter(self, name: str) -> None:
+        """Removes an adapter."""
         ...
 
     async def publish_router(self, load: RouterLoad) -> None:

@@ -14,6 +14,7 @@ from fuzz.rig import Aborted, Context, rig
 from google.protobuf.message import DecodeError, Message
 
 from kvrelay.client.answer import Answer
+from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.chat import ChatMessage
@@ -23,6 +24,7 @@ from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOp
 from router.api.grpc.admin import ClusterService
 from router.api.grpc.auth import caller
 from router.api.grpc.service import InferenceService
+from router.frontend.adapter_operations import AdapterOperations
 from router.frontend.waiting_room import WaitingRoom
 
 _SAMPLING = SamplingOptions(
@@ -119,6 +121,9 @@ _ADMIN: list[tuple[type[Message], Message, str]] = [
         (cluster.pb.DrainWorkerRequest(worker_id="decode-0"), "DrainWorker"),
         (cluster.pb.WatchStatusRequest(interval_seconds=0.5), "WatchStatus"),
         (cluster.pb.GetStatusRequest(), "GetStatus"),
+        (cluster.pb.LoadAdapterRequest(name="sql", path="/nowhere"), "LoadAdapter"),
+        (cluster.pb.UnloadAdapterRequest(name="sql"), "UnloadAdapter"),
+        (cluster.pb.ListAdaptersRequest(), "ListAdapters"),
     )
 ]
 
@@ -131,7 +136,14 @@ def admin(draw: random.Random) -> bytes:
 @contextmanager
 def administering() -> Iterator[Feed]:
     with rig() as made:
-        service = ClusterService(made.driver, made.registry, made.view)
+        operations = AdapterOperations(
+            "demo",
+            made.frontend.card.adapters,
+            AdaptersConfig(),
+            made.registry,
+            lambda: made.driver.known,
+        )
+        service = ClusterService(made.driver, made.registry, made.view, operations)
         made.driver.known = tuple(one.info for one in made.workers.values())
 
         def feed(data: bytes) -> str:
@@ -148,6 +160,7 @@ def administering() -> Iterator[Feed]:
                 sizes = [*made.registry.sizes.values()]
                 assert all(0 <= size <= 1024 for size in sizes), sizes
                 assert set(made.registry.drains) <= {"decode-0"}, made.registry.drains
+                assert not made.registry.listed, "no folder has an adapter"
             return "done"
 
         yield feed

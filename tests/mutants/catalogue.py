@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    of_adapters,
     of_inputs,
     of_models,
     of_router,
@@ -26,5 +27,6 @@ _MODULES = (
     of_inputs,
     of_tenants,
     of_tiers,
+    of_adapters,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

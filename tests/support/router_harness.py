@@ -16,7 +16,7 @@ import kvrelay.models
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
+from kvrelay.types.control_plane import AdapterEntry, ControllerInfo, RouterLoad, ScalingDecision
 from kvrelay.types.workers import PendingWorker, PoolName, StandbyWorker, WorkerInfo
 from kvrelay.wire.inference import InferenceServiceStub
 from router.frontend.model_card import ModelCard
@@ -39,6 +39,7 @@ class MemoryRegistry:
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     published: list[RouterLoad] = field(default_factory=list)
     history: tuple[ScalingDecision, ...] = ()
+    listed: dict[str, AdapterEntry] = field(default_factory=dict)
     away: bool = False
 
     def _check(self) -> None:
@@ -90,6 +91,18 @@ class MemoryRegistry:
     async def restarts(self) -> frozenset[str]:
         self._check()
         return frozenset(self.restarting)
+
+    async def adapters(self) -> tuple[AdapterEntry, ...]:
+        self._check()
+        return tuple(self.listed.values())
+
+    async def put_adapter(self, entry: AdapterEntry) -> None:
+        self._check()
+        self.listed[entry.name] = entry
+
+    async def remove_adapter(self, name: str) -> None:
+        self._check()
+        self.listed.pop(name, None)
 
     async def publish_router(self, load: RouterLoad) -> None:
         self._check()

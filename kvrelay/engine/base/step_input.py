@@ -17,6 +17,8 @@ class Part:
     past: int
     # The sequence's block table, at least up to the last new token.
     blocks: Sequence[int]
+    # The slot of the sequence's adapter; None for the base model.
+    adapter: int | None = None
 
     @property
     def end(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from kvrelay.engine.adapters.step_adapters import StepAdapters
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward.capturable import NotCapturable
@@ -29,8 +30,8 @@ CAPTURED_AFTER = 4
 # Steps after which the counts of use are halved, so that they follow the load.
 HALVED_AFTER = 4096
 
-# New tokens, rows of logits.
-Shape = tuple[int, int]
+# New tokens, rows of logits, and whether any row has an adapter.
+Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,14 @@ class NativeForward:
     be in the kernels' order.
     """
 
-    def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv: KvPool, adapters: StepAdapters | None = None
+    ) -> None:
+        """`adapters` is read by the layers that adapters change. Steps without adapters have
+        captured graphs of their own, which do not contain the updates.
+        """
         self._model = model
+        self._adapters = adapters or StepAdapters()
         self._batch = PagedBatch(kv)
         self._pool = BufferPool()
         self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
@@ -79,7 +86,8 @@ class NativeForward:
         """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size], valid until
         the next call.
         """
-        shape = len(step.token_ids), len(step.rows)
+        adapted = self._adapters.update(step.parts)
+        shape = len(step.token_ids), len(step.rows), adapted
         if self.not_captured:
             return self._run(step)
         self._count(shape)
@@ -127,6 +135,7 @@ class NativeForward:
         and runs the step in Python.
         """
         inputs = _Inputs.of(step)
+        adapted = self._adapters.update(step.parts)
         self._batch.update(step.parts, step.on_layer)
         try:
             captured = CapturedForward(lambda: self._forward(inputs), self._pool)
@@ -138,7 +147,7 @@ class NativeForward:
             return logits
         if len(self._captured) >= MAX_CAPTURED:
             del self._captured[self._least_used()]
-        self._captured[len(step.token_ids), len(step.rows)] = inputs, captured
+        self._captured[len(step.token_ids), len(step.rows), adapted] = inputs, captured
         return captured.output
 
     def _forward(self, inputs: _Inputs) -> torch.Tensor:

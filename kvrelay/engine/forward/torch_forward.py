@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from kvrelay.engine.adapters.step_adapters import StepAdapters
 from kvrelay.engine.attention.ragged_batch import RaggedBatch, SequencePart
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Step
@@ -15,12 +16,17 @@ from kvrelay.engine.base.step_input import Step
 class TorchForward:
     """Runs each step through the model's Python code."""
 
-    def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv: KvPool, adapters: StepAdapters | None = None
+    ) -> None:
+        """`adapters` is read by the layers that adapters change."""
         self._model = model
         self._kv = kv
+        self._adapters = adapters or StepAdapters()
 
     def __call__(self, step: Step) -> torch.Tensor:
         """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size]."""
+        self._adapters.update(step.parts)
         output = self._model(
             input_ids=self._tensor(step.token_ids)[None],
             position_ids=self._tensor(step.positions)[None],

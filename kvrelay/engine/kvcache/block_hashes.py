@@ -19,16 +19,24 @@ class BlockHasher:
     """Hashes a growing sequence block by block. Each hash covers all tokens up to its block's end.
 
     A block's hash is BLAKE2b (RFC 7693) over the sequence's token ids as int32, keyed by the root:
-    the model and the salt. Without the salt, a party cannot search for a prompt that has a hash of
-    the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions, for tests.
+    the model, the adapter and the salt. Without the salt, a party cannot search for a prompt that
+    has a hash of the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions,
+    for tests.
     """
 
     def __init__(
-        self, block_size: int, salt: str = "", *, model: str = "", hash_bytes: int = HASH_BYTES
+        self,
+        block_size: int,
+        salt: str = "",
+        *,
+        model: str = "",
+        adapter: str = "",
+        hash_bytes: int = HASH_BYTES,
     ) -> None:
         self.block_size = block_size
-        # Model ids contain no NUL, so no two pairs of model and salt have the same root.
-        self.root = f"{model}\0{salt}"
+        # Ids of models and adapters contain neither NUL nor +, so no two combinations have the same
+        # root.
+        self.root = f"{model}+{adapter}\0{salt}" if adapter else f"{model}\0{salt}"
         self.hashes: list[bytes] = []
         # The token ids of each hashed block alone, as int32.
         self.tokens: list[bytes] = []

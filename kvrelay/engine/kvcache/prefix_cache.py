@@ -24,13 +24,14 @@ class EvictionListener(Protocol):
 
 
 class KvCache:
-    """A block pool whose full blocks are found again by model, salt and the tokens up to their end.
+    """A block pool whose full blocks are found again by model, adapter, salt and the tokens up to
+    their end.
 
     A hash finds a candidate, and only equal content is a match. A block's content is its own tokens
     and a reference to the content before it: the serial number of the previous block's content, or
-    the root (model and salt) for the first block. A serial number stands for one content and is
-    never reused. So a match is exact from the root on, independent of the hashes, at the cost of
-    one comparison of `block_size` tokens per block.
+    the root (model, adapter and salt) for the first block. A serial number stands for one content
+    and is never reused. So a match is exact from the root on, independent of the hashes, at the
+    cost of one comparison of `block_size` tokens per block.
     """
 
     def __init__(
@@ -52,9 +53,15 @@ class KvCache:
         # Block -> its key, as of its last publication. Only for a listener.
         self._keys: dict[int, BlockKey] = {}
 
-    def hasher(self, salt: str) -> BlockHasher:
+    def hasher(self, salt: str, adapter: str = "") -> BlockHasher:
         """A hasher for a sequence whose blocks are matched and published here."""
-        return BlockHasher(self.block_size, salt, model=self._model, hash_bytes=self._hash_bytes)
+        return BlockHasher(
+            self.block_size,
+            salt,
+            model=self._model,
+            adapter=adapter,
+            hash_bytes=self._hash_bytes,
+        )
 
     def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
         """The longest leading run of cached blocks within `limit_tokens` tokens. Adds a hold to
@@ -72,9 +79,9 @@ class KvCache:
         self.pool.hold(blocks)
         return blocks
 
-    def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
+    def find(self, token_ids: Sequence[int], salt: str, adapter: str = "") -> list[int]:
         """Like `match`, for all full blocks of a sequence that does not run here."""
-        prefix = self.hasher(salt)
+        prefix = self.hasher(salt, adapter)
         prefix.extend(token_ids)
         return self.match(prefix, len(token_ids))
 

@@ -4,14 +4,18 @@ results.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
+from kvrelay.engine.adapters.low_rank import NativeUpdate
+from kvrelay.engine.adapters.step_adapters import StepAdapters
 from kvrelay.engine.native import ops
-from kvrelay.engine.native.ops import PackedWeight
+from kvrelay.engine.native.arguments import Operation
+from kvrelay.engine.native.ops import PANEL, PackedWeight
 from kvrelay.engine.native.pages import HugePages
 
 SILU = (nn.SiLU, SiLUActivation)
@@ -40,6 +44,15 @@ class NativeLinear(nn.Module):
         return ops.linear(x, self.packed, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class GatedUpdates:
+    """What adapters add to the two products of a gated layer."""
+
+    step: StepAdapters
+    gate: NativeUpdate
+    up: NativeUpdate
+
+
 class NativeGatedLayer(nn.Module):
     """A feed-forward layer with a gate (SwiGLU, Shazeer 2020): down(silu(gate(x)) · up(x)), where
     one kernel computes all but the last product.
@@ -60,11 +73,34 @@ class NativeGatedLayer(nn.Module):
         )
         self.register_buffer("panels", self.packed.panels, persistent=False)
         self.down = down
+        self.in_features, self.out_features = gate.in_features, gate.out_features
+        # Set once adapters are loaded.
+        self.updates: GatedUpdates | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., C] -> [..., C]."""
-        inner = ops.linear(x, self.packed, None)
+        if self.updates is not None and self.updates.step.active:
+            inner = self._with_adapters(x, self.updates)
+        else:
+            inner = ops.linear(x, self.packed, None)
         return self.down(inner)  # type: ignore[no-any-return]
+
+    def _with_adapters(self, x: torch.Tensor, updates: GatedUpdates) -> torch.Tensor:
+        """silu(gate(x)) · up(x) with the rows' adapters. A row without an adapter has the same
+        result as without this step's other rows.
+        """
+        num_panels = -(-self.out_features // PANEL)
+        # Panels of the two weights alternate.
+        both = ops.linear(
+            x, replace(self.packed, outputs=2 * num_panels * PANEL, gated=False), None
+        )
+        both = both.view(-1, num_panels, 2, PANEL)
+        gate, up = both[:, :, 0], both[:, :, 1]
+        updates.gate.add_to_panels(x, gate)
+        updates.up.add_to_panels(x, up)
+        inner = ops.silu(gate)
+        ops.elementwise(Operation.MULTIPLY, inner, inner, up)
+        return inner.view(*x.shape[:-1], -1)[..., : self.out_features]
 
 
 class NativeSilu(nn.Module):

@@ -130,3 +130,39 @@ class Step(Structure):
     """A kernel and the address of its arguments, for `kvrelay_run`."""
 
     _fields_ = [("kernel", c_void_p), ("call", c_void_p)]
+
+
+class AdapterGroup(Structure):
+    """Rows of the batch with the same adapter: `AdapterRows.rows` [first, first + count)."""
+
+    _fields_ = [(name, c_int64) for name in ("first", "count", "slot")]
+
+
+class AdapterRows(Structure):
+    """The rows of a step that have an adapter, group after group."""
+
+    _fields_ = [
+        ("num_groups", c_int64),
+        ("groups", POINTER(AdapterGroup)),
+        ("rows", POINTER(c_int64)),
+    ]
+
+
+class LowRankFactors(Structure):
+    """The factors of one adapter for one layer. Rank 0: the adapter does not change the layer."""
+
+    _fields_ = [("a", c_void_p), ("b", c_void_p), ("rank", c_int64), ("scale", c_double)]
+
+
+class LowRankCall(Structure):
+    """Arguments of `kvrelay_low_rank`. Strides in elements."""
+
+    _fields_ = [
+        ("adapters", POINTER(AdapterRows)),
+        ("factors", POINTER(LowRankFactors)),
+        *((name, c_void_p) for name in ("x", "y")),
+        *(
+            (name, c_int64)
+            for name in ("inputs", "outputs", "x_stride", "y_stride", "panel_stride", "dtype")
+        ),
+    ]

@@ -125,7 +125,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     assert weight.scale is not None or x.dtype == weight.panels.dtype, (
         "the kernel reads both as one type"
     )
-    rows = _rows(x)
+    rows = as_rows(x)
     y = empty((*x.shape[:-1], weight.outputs), x.dtype)
     arguments = args.LinearCall(
         weight=weight.panels.data_ptr(),
@@ -188,7 +188,7 @@ def rms_norm(
     weight.
     """
     assert x.dtype == weight.dtype, "the kernel reads both as one type"
-    rows = _rows(x)
+    rows = as_rows(x)
     y = empty(tuple(x.shape), x.dtype)
     call_rows(
         "kvrelay_rms_norm",
@@ -209,7 +209,7 @@ def rms_norm(
     return y
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def as_rows(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix whose rows are contiguous; a view if possible."""
     if x.dim() == 3 and x.shape[0] == 1:
         x = x[0]

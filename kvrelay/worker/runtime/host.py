@@ -24,6 +24,7 @@ from kvrelay.state.registry import Registry
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.context import Identity, WorkerContext
+from kvrelay.worker.runtime.adapter_loading import AdapterLoading
 from kvrelay.worker.runtime.cores import Cores
 from kvrelay.worker.runtime.grpc_server import MAX_MESSAGE_BYTES, worker_server
 from kvrelay.worker.runtime.model_loading import load_runner
@@ -142,6 +143,7 @@ async def host_worker(
                     worker.run(),
                     worker.context.engine.hang(),
                     publish_heartbeats(worker, registry, credentials, guard),
+                    AdapterLoading(worker, registry, settings.config.adapters).run(),
                     _stopped(worker, stop),
                 )
             except Exception as error:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.engine.base.device import find_device
 from kvrelay.engine.model.loader import LoadedModel, load_model
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.models.adapters.adapter_files import read_adapter
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.runtime.heap import keep_freed_memory
 from kvrelay.worker.runtime.settings import WorkerSettings
@@ -89,6 +91,7 @@ def _make_runner(
     settings: WorkerSettings, model: LoadedModel | None, group: RankGroup | None
 ) -> ModelRunner:
     runner = _load(settings, model, group)
+    load_adapters(runner, settings.config.adapters)
     if settings.pool == "decode":
         runner.capture_decode_steps(settings.config.decode.max_batch, _CAPTURE_S)
     return runner
@@ -105,6 +108,7 @@ def _load(
         "kv_bytes": kv.memory,
         "max_model_len": config.model.max_model_len,
         "weights": pool.weights,
+        "adapter_slots": config.adapters.max_loaded,
     }
     if model is not None:
         # OpenMP keeps this number per calling thread.
@@ -118,6 +122,18 @@ def _load(
         group=group,
         **options,
     )
+
+
+def load_adapters(runner: ModelRunner, config: AdaptersConfig) -> None:
+    """Loads all configured adapters before the first step of a request. Raises ModelRefused for the
+    first that cannot be served, since a worker without it would not be like the others.
+    """
+    if config.serve:
+        runner.adapters.find_sites()
+    for one in config.serve:
+        adapter = runner.adapters.prepare(read_adapter(one.path, config.max_rank), one.name)
+        runner.adapters.install(adapter)
+        log.info("adapter_loaded", adapter=one.name, id=adapter.adapter_id, bytes=adapter.nbytes)
 
 
 async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:

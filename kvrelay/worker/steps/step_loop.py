@@ -160,6 +160,7 @@ class StepLoop:
             sample=sample,
             num_draft=len(draft),
             scores=sequence.scores,
+            adapter=sequence.spec.adapter,
         )
 
 

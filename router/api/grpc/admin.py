@@ -12,7 +12,9 @@ from kvrelay.config.section import MAX_POOL
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
 from kvrelay.types.workers import POOLS, PoolName, Role
 from kvrelay.wire import status
+from kvrelay.wire.adapters import adapter_to_proto
 from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
+from router.frontend.adapter_operations import AdapterOperations
 from router.observability.status import ClusterView
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
@@ -27,10 +29,17 @@ class ClusterService(ClusterServiceServicer):
     processes act on these changes.
     """
 
-    def __init__(self, driver: Driver, registry: RouterRegistry, view: ClusterView) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        registry: RouterRegistry,
+        view: ClusterView,
+        adapters: AdapterOperations,
+    ) -> None:
         self._driver = driver
         self._registry = registry
         self._view = view
+        self._adapters = adapters
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -111,6 +120,38 @@ class ClusterService(ClusterServiceServicer):
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
+
+    async def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListAdaptersResponse:
+        """Lists the adapters of the configuration and those that operators have loaded."""
+        try:
+            found = await self._adapters.listed()
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.ListAdaptersResponse(adapters=map(adapter_to_proto, found))
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.LoadAdapterResponse:
+        """Loads an adapter on all workers. Aborts with the reason if one of them refuses it; then
+        no worker has it.
+        """
+        try:
+            found = await self._adapters.load(request.name, request.path)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.LoadAdapterResponse(adapter=adapter_to_proto(found))
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UnloadAdapterResponse:
+        """Stops serving an adapter. Aborts with NOT_FOUND if it is unknown."""
+        try:
+            await self._adapters.unload(request.name)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.UnloadAdapterResponse()
 
     async def _known(self) -> dict[str, Role]:
         """Returns the known workers' roles by worker name. Raises Unavailable."""

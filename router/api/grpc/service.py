@@ -77,8 +77,8 @@ class InferenceService(InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
-        """Lists the model that the cluster serves."""
-        return models_to_proto([self._frontend.card.info])
+        """Lists the model that the cluster serves, and its adapters."""
+        return models_to_proto(self._frontend.card.models)
 
 
 def _traceparent(context: grpc.aio.ServicerContext) -> str:

@@ -69,18 +69,22 @@ class HttpEndpoint:
         return handle
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: the list of the served model."""
-        return JSONResponse(Models(data=[self._model()]).model_dump())
+        """GET /v1/models: the list of the served model and its adapters."""
+        names = ["", *(one.name for one in self._frontend.card.adapters)]
+        return JSONResponse(Models(data=[self._model(one) for one in names]).model_dump())
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/ID. Raises NotFound for another model."""
-        check_model(request.path_params["id"], self._frontend.card)
-        return JSONResponse(self._model().model_dump())
+        name = request.path_params["id"]
+        check_model(name, self._frontend.card)
+        return JSONResponse(self._model(name).model_dump())
 
-    def _model(self) -> Model:
+    def _model(self, name: str) -> Model:
+        base, adapter = self._frontend.card.info.id, self._frontend.card.adapters.get(name)
         return Model(
-            id=self._frontend.card.info.id,
-            root=self._frontend.card.info.id,
+            id=base if adapter is None else adapter.name,
+            root=base if adapter is None else adapter.root,
+            parent=None if adapter is None else base,
             created=self._started,
             max_model_len=self._frontend.max_model_len,
             vocab_size=self._frontend.card.vocab_size,
@@ -181,7 +185,7 @@ class HttpEndpoint:
             head = Head(
                 id=dialect.id_prefix + request.state.request_id,
                 created=int(time.time()),
-                model=self._frontend.card.info.id,
+                model=completion.requests[0].model or self._frontend.card.info.id,
             )
             echoes = await choices.echoes() if completion.echo else ()
             answers = form.answers(head.id, choices.streams)

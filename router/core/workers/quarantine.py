@@ -19,9 +19,9 @@ MOST = 1024
 class Quarantine:
     """Rejects requests that are identical to a poison request, for QUARANTINE_S.
 
-    A request is identified by a hash of tenant, prompt and sampling. The hash excludes the seed,
-    because a generated seed differs each time. Each router has its own quarantine, so a poison
-    request costs two workers per router.
+    A request is identified by a hash of tenant, adapter, prompt and sampling. The hash excludes the
+    seed, because a generated seed differs each time. Each router has its own quarantine, so a
+    poison request costs two workers per router.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Quarantine:
 
 
 def _name(request: Request) -> bytes:
-    digest = blake2b(f"{request.tenant.name}\0".encode(), digest_size=16)
+    digest = blake2b(f"{request.tenant.name}\0{request.adapter}\0".encode(), digest_size=16)
     digest.update(array("q", request.token_ids).tobytes())
     digest.update(repr(replace(request.sampling, seed=None)).encode())
     return digest.digest()

@@ -11,7 +11,7 @@ from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
-from router.core.compatibility import follows
+from router.core.compatibility import follows, offers
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
 from router.core.prefixes.prefix_index import PrefixIndex
@@ -274,9 +274,13 @@ class Workers:
             for one in self._workers.values()
         )
 
-    def all_have(self, feature: str) -> bool:
-        """Whether every worker has the feature."""
-        return all(feature in one.info.protocol.features for one in self._workers.values())
+    def any_offers(self, name: str) -> bool:
+        """Whether a decode worker in any state has the feature or adapter."""
+        return any(one.info.pool == "decode" and offers(one.info, name) for one in self)
+
+    def all_have(self, name: str) -> bool:
+        """Whether every worker has the feature or adapter."""
+        return all(offers(one.info, name) for one in self._workers.values())
 
     @property
     def any_decodes(self) -> bool:
@@ -355,13 +359,15 @@ class Workers:
         )
 
     def views(self, request: Request, needed: int, blocks: Blocks, now: float) -> list[WorkerView]:
-        """Returns the ready workers that follow the request's sampling parameters, as seen by the
-        request, whose sequence has `needed` tokens.
+        """Returns the ready workers that follow the request's sampling parameters and have its
+        adapter, as seen by the request, whose sequence has `needed` tokens.
         """
         views = []
         for worker_id, worker in self._workers.items():
             info = worker.info
             if info.state != "ready" or not follows(info, request.sampling):
+                continue
+            if request.adapter and request.adapter not in info.adapters:
                 continue
             room = info.load.blocks_total * info.block_size
             over = worker.sequences >= self._slots or bool(

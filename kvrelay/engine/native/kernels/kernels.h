@@ -141,3 +141,40 @@ struct AttendCall {
     // 0: none.
     double softcap;
 };
+
+// Rows of the batch with the same adapter: AdapterRows::rows [first, first + count).
+struct AdapterGroup {
+    int64_t first, count;
+    // Index into LowRankCall::factors.
+    int64_t slot;
+};
+
+struct AdapterRows {
+    int64_t num_groups;
+    const AdapterGroup* groups;
+    // Numbers of rows, group after group.
+    const int64_t* rows;
+};
+
+// The factors of one adapter for one layer. Rank 0: the adapter does not change the layer.
+struct LowRankFactors {
+    // [rank, in].
+    const void* a;
+    // [panels of 32 outputs][rank][32].
+    const void* b;
+    int64_t rank;
+    double scale;
+};
+
+struct LowRankCall {
+    const AdapterRows* adapters;
+    // By slot.
+    const LowRankFactors* factors;
+    // [rows, in], with rows x_stride values apart.
+    const void* x;
+    // [rows, panels], with rows y_stride values and panels of 32 outputs panel_stride values apart.
+    void* y;
+    int64_t in, out, x_stride, y_stride, panel_stride;
+    // Of x, y, a and b.
+    int64_t dtype;
+};

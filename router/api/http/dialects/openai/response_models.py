@@ -121,11 +121,12 @@ class Tokens(BaseModel):
 
 
 class Model(BaseModel):
-    """The served model."""
+    """The served model, or an adapter of it."""
 
     id: str
     object: Literal["model"] = "model"
-    root: str = Field(description="The model that this one is based on: itself.")
+    root: str = Field(description="The model itself, or the name of the folder of an adapter.")
+    parent: str | None = Field(description="The base model of an adapter, otherwise null.")
     created: Count
     owned_by: str = "kvrelay"
     max_model_len: Count

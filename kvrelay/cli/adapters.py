@@ -1,0 +1,97 @@
+"""`kvrelay adapters`: loads, unloads and lists LoRA adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.help_page import App
+from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
+
+app = App(
+    help="Load, unload and list LoRA adapters.",
+    epilog="Example: kvrelay adapters load sql ./sql-lora",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name of the adapter in requests.")]
+
+
+@app.command("list")
+def list_adapters(
+    admin: Admin = DEFAULT_ADMIN,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Show all adapters, with the number of workers that have loaded them.
+
+    Example: kvrelay adapters list --json
+    """
+    from kvrelay.client.connection import Connection
+
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        found = client.adapters()
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+        return
+    for one in found:
+        state = "served" if one.served else "loading"
+        origin = "configuration" if one.configured else "loaded"
+        print(f"{one.name} {state} workers={one.workers} {origin} {one.adapter_id[:8]} {one.path}")
+
+
+@app.command()
+def load(
+    name: Name,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of the adapter, which the router and all workers read."
+        ),
+    ],
+    admin: Admin = DEFAULT_ADMIN,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Load an adapter on all workers, or on none, while the cluster serves.
+
+    Returns when requests may name the adapter. If a worker refuses it, prints the reason.
+
+    Example: kvrelay adapters load sql ./sql-lora
+    """
+    from kvrelay.client.connection import Connection
+
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        found = client.load_adapter(name, os.path.abspath(path))
+    print(f"loaded {found.name} {found.adapter_id[:8]} workers={found.workers}")
+
+
+@app.command()
+def unload(
+    name: Name,
+    admin: Admin = DEFAULT_ADMIN,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Stop serving an adapter. Requests that run with it go on to their end.
+
+    Example: kvrelay adapters unload sql
+    """
+    from kvrelay.client.connection import Connection
+
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        client.unload_adapter(name)
+    print(f"unloaded {name}")

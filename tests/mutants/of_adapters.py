@@ -1,0 +1,68 @@
+"""Safeguards of adapters: no request gets the weights, or the KV, of another."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+HASHES = "kvrelay/engine/kvcache/block_hashes.py"
+RECEIVER = "kv_transfer/receiver.py"
+WORKER = "kvrelay/worker/worker.py"
+TABLE = "router/core/workers/worker_table.py"
+VALIDATION = "router/frontend/validation.py"
+CONFIG = "kvrelay/models/adapters/peft_config.py"
+FILES = "kvrelay/models/adapters/adapter_files.py"
+RELAY = "unit/worker/test_adapted_relay.py"
+NAMES = "unit/router/test_adapter_names.py"
+FOLDERS = "unit/models/adapters"
+
+MUTANTS = (
+    Mutant(
+        "KV blocks name their adapter",
+        HASHES,
+        'self.root = f"{model}+{adapter}\\0{salt}" if adapter else f"{model}\\0{salt}"',
+        'self.root = f"{model}\\0{salt}"',
+        (f"{RELAY}::test_the_prefix_caches_keep_the_kv_of_different_weights_apart",),
+    ),
+    Mutant(
+        "the decode worker checks the adapter of pushed KV",
+        RECEIVER,
+        "if opening.adapter != lease.adapter:",
+        "if False:",
+        (f"{RELAY}::test_the_decode_worker_refuses_kv_of_another_adapter",),
+    ),
+    Mutant(
+        "a worker without the adapter refuses the request",
+        WORKER,
+        "if spec.adapter and not runner.adapters.serves(spec.adapter):",
+        "if False:",
+        (f"{RELAY}::test_a_worker_without_the_adapter_refuses_the_request",),
+    ),
+    Mutant(
+        "routing by adapter",
+        TABLE,
+        "if request.adapter and request.adapter not in info.adapters:",
+        "if False:",
+        (f"{NAMES}::test_only_workers_with_the_adapter_get_the_request",),
+    ),
+    Mutant(
+        "resumed tokens are of the same adapter",
+        VALIDATION,
+        "if began is not None and request.resume and began.adapter != adapter:",
+        "if False:",
+        (f"{NAMES}::test_tokens_of_another_version_are_not_continued",),
+    ),
+    Mutant(
+        "patterns cannot take exponential time",
+        CONFIG,
+        'if len(pattern) > MAX_PATTERN or repeats > 2 or pattern.count("?") > 4 or nested:',
+        "if len(pattern) > MAX_PATTERN:",
+        (f"{FOLDERS}/test_peft_config.py::test_what_would_change_the_result_is_refused",),
+    ),
+    Mutant(
+        "files of an adapter lie in its folder",
+        FILES,
+        "if not real.is_relative_to(folder.resolve()):",
+        "if False:",
+        (f"{FOLDERS}/test_adapter_files.py::test_hostile_folders_are_refused",),
+    ),
+)

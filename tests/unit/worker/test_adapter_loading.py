@@ -1,0 +1,105 @@
+"""Adapters that the registry lists: workers load and unload them while they serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.adapters import greedy, merged, save_adapter
+from support.worker_harness import Engine, Workers, workers
+from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, relay, spec
+
+from kvrelay.engine.model.adapter_table import AdapterTable
+from kvrelay.messages import Refused, RunLocal
+from kvrelay.types.control_plane import AdapterEntry
+from kvrelay.types.workers import WorkerInfo
+
+
+def entry(folder: Path, adapter_id: str = "") -> AdapterEntry:
+    return AdapterEntry(folder.name, str(folder), adapter_id or spec("x", folder).adapter)
+
+
+async def until(running: Workers, true: Callable[[WorkerInfo], bool]) -> Sequence[WorkerInfo]:
+    """Waits until all heartbeats say so."""
+    async with asyncio.timeout(120):
+        while not all(map(true, infos := await running.registry.workers())):
+            await asyncio.sleep(0.05)
+    return infos
+
+
+@pytest.fixture
+def base(tiny_model: Callable[..., Path]) -> Path:
+    return tiny_model("llama")
+
+
+async def test_workers_follow_the_list(base: Path, tmp_path: Path) -> None:
+    stays, comes = (save_adapter(tmp_path / f"{i}", base, seed=i) for i in (1, 2))
+    loaded, configured = spec("x", comes).adapter, spec("x", stays).adapter
+    expected = greedy(merged(base, comes), PROMPT, COUNT)
+    async with workers(base, config_of(stays), "prefill-0", "decode-0") as running:
+        prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
+        await running.registry.put_adapter(entry(comes))
+        await until(running, lambda info: info.adapters == (configured, loaded))
+        assert (await relay(prefill, decode, spec("a", comes)))[0] == expected
+        assert await local(decode, spec("b", comes)) == expected
+        await running.registry.remove_adapter(comes.name)
+        await until(running, lambda info: info.adapters == (configured,))
+        await decode.send(RunLocal(spec("c", comes)))
+        assert await decode.event() == Refused("c", 0, "adapter")
+        # Loaded again, it finds the KV of the same bytes, and gives the same answer.
+        await running.registry.put_adapter(entry(comes))
+        await until(running, lambda info: loaded in info.adapters)
+        assert await local(decode, spec("d", comes)) == expected
+
+
+async def test_a_running_answer_keeps_an_adapter_that_is_unloaded(
+    base: Path, tmp_path: Path, engine: Engine
+) -> None:
+    folder = save_adapter(tmp_path / "one", base)
+    expected = greedy(merged(base, folder), PROMPT, COUNT)
+    async with workers(base, config_of(), "decode-0") as running:
+        decode = await running.session("decode-0")
+        await running.registry.put_adapter(entry(folder))
+        await until(running, lambda info: bool(info.adapters))
+        engine.free.clear()
+        engine.start()
+        await decode.send(RunLocal(spec("a", folder)))
+        await engine.held()
+        await running.registry.remove_adapter(folder.name)
+        await until(running, lambda info: not info.adapters)
+        await decode.send(RunLocal(spec("b", folder)))
+        assert await decode.event() == Refused("b", 0, "adapter")
+        engine.free.set()
+        assert await decode.answer() == expected
+
+
+async def test_what_a_worker_cannot_load_it_tells(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = save_adapter(tmp_path / "good", base)
+    odd = save_adapter(tmp_path / "odd", base, seed=3)
+    prepare = AdapterTable.prepare
+
+    def raising(table: AdapterTable, files: object, name: str) -> object:
+        if name == "odd":
+            raise RuntimeError("no more memory\n" + 2000 * "x")
+        return prepare(table, files, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AdapterTable, "prepare", raising)
+    async with workers(base, config_of(), "decode-0") as running:
+        await running.registry.put_adapter(entry(tmp_path / "missing", "a" * 32))
+        other = AdapterEntry("other bytes", str(good), "b" * 32)
+        await running.registry.put_adapter(other)
+        await running.registry.put_adapter(entry(odd))
+        await running.registry.put_adapter(entry(good))
+        (info,) = await until(running, lambda one: len(one.refused_adapters) == 3)
+        (info,) = await until(running, lambda one: bool(one.adapters))
+        assert info.adapters == (entry(good).adapter_id,)
+        told = dict(text.split(" ", 1) for text in info.refused_adapters)
+        assert "there is no such folder" in told["a" * 32]
+        assert "the files here are version" in told["b" * 32]
+        assert "no more memory" in told[entry(odd).adapter_id]
+        await running.registry.remove_adapter(other.name)
+        await until(running, lambda one: len(one.refused_adapters) == 2)
