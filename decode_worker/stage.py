@@ -4,7 +4,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
@@ -12,6 +12,7 @@ from kv_transfer.lease import Lease
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SequenceSpec
+from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
@@ -19,21 +20,19 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
 from kvrelay.worker.steps.step_cost import utilisation
+from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
 
 
 class DecodeStage(Stage):
     """Events of a sequence: Reserved or Refused, tokens, Failed."""
 
     commands = (Reserve, RunLocal, Renew)
-    scheduler: DecodeScheduler
+    scheduler: DecodeBatch
 
     def __init__(self, context: WorkerContext) -> None:
-        config, max_model_len = context.config.decode, context.runner.max_model_len
-        drafter = None if config.speculation is None else Drafter(config.speculation, max_model_len)
+        config = context.config.decode
         self._context = context
-        slo = context.config.slo
-        itl_s = None if slo is None else slo.itl_s
-        self.scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
+        self.scheduler, self._build_steps = self._batch()
         self.inbound = InboundKv(context, self._join)
         self._leases = self.inbound.leases
         self._max_batch = config.max_batch
@@ -43,6 +42,21 @@ class DecodeStage(Stage):
         # Sequences that wait for their KV.
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}
         self._decoding: dict[Key, Sequence] = {}
+
+    def _batch(self) -> tuple[DecodeBatch, Callable[[Reporter], Steps]]:
+        """The sequences, and the loop that runs them."""
+        context, config = self._context, self._context.config.decode
+        drafter = None
+        if config.speculation is not None:
+            drafter = Drafter(config.speculation, context.runner.max_model_len)
+        slo = context.config.slo
+        itl_s = None if slo is None else slo.itl_s
+        scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
+        return scheduler, lambda reporter: StepLoop(context, scheduler, reporter)
+
+    def steps(self, reporter: Reporter) -> Steps:
+        """The loop that runs the batch."""
+        return self._build_steps(reporter)
 
     def start(self, command: Start, session: RouterSession) -> None:
         """Leases blocks for a sequence, or prefills it here. Refuses it if all batch slots are
@@ -108,6 +122,7 @@ class DecodeStage(Stage):
     def load(self) -> StageLoad:
         """The current counts, with leases and preemptions."""
         waiting, blocks = self.scheduler.waiting, self._context.cache.pool
+        now = self._context.clock.now()
         leased = sum(len(lease.writable) for lease in self._leases)
         return StageLoad(
             running=len(self.scheduler) - len(waiting),
@@ -116,13 +131,10 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
-            prompt_tokens_per_second=self._prompt_tokens_per_second(),
+            prompt_tokens_per_second=self.scheduler.prompt_tokens_per_second(
+                self._answering.mean(now), now
+            ),
         )
-
-    def _prompt_tokens_per_second(self) -> float | None:
-        now, scheduler = self._context.clock.now(), self.scheduler
-        itl_s = scheduler.itl_s or scheduler.least_itl_s
-        return scheduler.chunk_budget.tokens_per_second(itl_s, self._answering.mean(now), now)
 
     def _busy_share(self, blocks: float) -> float:
         """Returns the utilisation, given the share of the blocks that are in use.
