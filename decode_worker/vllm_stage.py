@@ -42,8 +42,9 @@ class VllmDecodeStage(DecodeStage):
         self._engine.check_blocks(len(self.scheduler))
 
     def load(self) -> StageLoad:
-        """The current load, with vLLM's blocks."""
-        return replace(super().load(), blocks=self._engine.blocks)
+        """The current load, with vLLM's blocks and the staging blocks."""
+        blocks = self._engine.blocks.with_pool(self._context.cache.pool)
+        return replace(super().load(), blocks=blocks)
 
     def _busy_share(self, blocks: float) -> float:
         own = self._engine.blocks

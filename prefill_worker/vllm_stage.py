@@ -43,5 +43,6 @@ class VllmPrefillStage(PrefillStage):
         self._engine.check_blocks(len(self.scheduler))
 
     def load(self) -> StageLoad:
-        """The current load, with vLLM's blocks."""
-        return replace(super().load(), blocks=self._engine.blocks)
+        """The current load, with vLLM's blocks and the staging blocks."""
+        blocks = self._engine.blocks.with_pool(self._context.cache.pool)
+        return replace(super().load(), blocks=blocks)

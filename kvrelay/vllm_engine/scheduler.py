@@ -155,6 +155,11 @@ class VllmScheduler:
         """Whether a step has anything to do."""
         return bool(self._entries or self._aborts)
 
+    @property
+    def runs(self) -> bool:
+        """Whether vLLM has a sequence."""
+        return any(entry.given for entry in self._entries.values())
+
     def _stage(self, sequence: Sequence) -> bool:
         """Gives a prompt that leaves its staging blocks. Returns False if there are too few."""
         if not self._leaves:
@@ -241,5 +246,5 @@ class VllmScheduler:
         self.prompt_rate.add(self._prompt_tokens, seconds, now)
 
     def abandon(self) -> None:
-        """Ends a step that raised."""
+        """Ends a step that does not run after all."""
         self._is_running = False

@@ -50,6 +50,8 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
             f"{model.without_handoff}; set prefill.replicas to 0"
         )
 
+    await thread.warm_up()
+
     def build(identity: Identity, credentials: Credentials | None) -> Worker:
         # vLLM has the prefix cache.
         cache = KvCache(

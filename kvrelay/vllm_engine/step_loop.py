@@ -58,6 +58,11 @@ class VllmStepLoop:
         self.changed = True
         tokens = max(1, scheduler.tokens())
         starts, aborts = scheduler.next()
+        if not (starts or aborts or scheduler.runs):
+            # All prompts wait for staging blocks, which a push will release.
+            scheduler.abandon()
+            await context.work.wait()
+            return
         try:
             result = await context.engine.timed(tokens, partial(self._engine.step, starts, aborts))
         except Exception as error:

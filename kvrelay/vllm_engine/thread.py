@@ -6,6 +6,8 @@ from functools import partial
 
 from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.model.loader import first_line
+from kvrelay.errors import ModelRefused
 from kvrelay.types.workers import PoolName
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.worker.steps.step_thread import StepThread
@@ -24,11 +26,19 @@ class VllmThread(StepThread):
         return self._engine
 
     async def warm_up(self) -> None:
-        """Runs a prompt of vLLM's own twice: the first time compiles kernels, the second time is
-        measured.
+        """Runs a prompt of vLLM's own twice, once for all calls: the first time compiles kernels,
+        the second time is measured. Raises ModelRefused if vLLM has no kernel for the model.
         """
+        if self.proven:
+            return
         assert self._engine is not None, "vLLM is loaded before the first step"
         tokens = [0] * min(32, self._engine.max_model_len - 2)
         for _ in range(2):
-            await self.timed(len(tokens), partial(self._engine.warm_up, tokens))
+            try:
+                await self.timed(len(tokens), partial(self._engine.warm_up, tokens))
+            # vLLM finds out in the first step what a machine lacks.
+            except Exception as error:
+                raise ModelRefused(
+                    f"vLLM cannot run the first step of the model: {first_line(error)}"
+                ) from error
         self.proven = True

@@ -22,8 +22,8 @@ def check_version() -> str:
     wanted = f"engine: vllm needs the package vllm {SUPPORTED}"
     if not found:
         raise ConfigError(
-            f"{wanted}, which is not installed; install kvrelay[cluster,vllm], or set engine: "
-            "native in both pools"
+            f"{wanted}, which is not installed; install it as docs/guides/vllm.md says, or "
+            "set engine: native in both pools"
         )
     if ".".join(found.split(".")[:2]) != SUPPORTED:
         raise ConfigError(

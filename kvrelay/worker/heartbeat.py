@@ -66,7 +66,7 @@ class Heartbeat:
     def load(self, stage: StageLoad) -> WorkerLoad:
         """The load of the stage, with the figures that both stages have in common."""
         runner, pool, meter = self._context.runner, self._context.cache.pool, self._meter
-        blocks = stage.blocks or BlockCounts(pool.num_blocks, pool.num_held, pool.num_cached)
+        blocks = stage.blocks or BlockCounts(0, 0, 0).with_pool(pool)
         resident, shared = resident_bytes(runner.rank_pids)
         return WorkerLoad(
             running=stage.running,

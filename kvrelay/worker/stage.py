@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -25,6 +26,14 @@ class BlockCounts:
     total: int
     held: int
     cached: int
+
+    def with_pool(self, pool: BlockPool) -> BlockCounts:
+        """These blocks and those of the pool."""
+        return BlockCounts(
+            self.total + pool.num_blocks,
+            self.held + pool.num_held,
+            self.cached + pool.num_cached,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ ENGINE = os.environ.get(ENGINE_VARIABLE, "native")
 if ENGINE == "vllm":
     for section in ("prefill", "decode"):
         CONFIG[section] |= {"engine": "vllm", "engine_args": {"enforce_eager": True}}
-    # 102 blocks for hand-offs, 307 for sequences
-    CONFIG["kv"]["memory"] = "64MiB"
+    # 80 blocks for hand-offs, 239 for sequences
+    CONFIG["kv"]["memory"] = "50MiB"
 # Tokens; prefill workers say that it is as many as the model allows, which the router believes
 PREFILL_MAX_LEN = 2048
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")

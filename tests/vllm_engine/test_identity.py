@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from faults.fleet import Fleet, running_fleet
 from faults.fleet_worker import Forks
 
 from kvrelay.client import AsyncClient, Completion
+from kvrelay.errors import KvRelayError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
 REFERENCE = Path(__file__).parents[1] / "support" / "vllm_reference.py"
@@ -111,6 +113,19 @@ async def test_options_of_the_sampler_hold(fleet: Fleet) -> None:
     (stopped,) = await answers(fleet, [prompt], {"temperature": 0.0}, stop_token_ids=[stop])
     assert stopped.finish_reason == "stop"
     assert stopped.token_ids == plain.token_ids[: plain.token_ids.index(stop) + 1]
+
+
+async def test_an_answer_follows_its_grammar(fleet: Fleet) -> None:
+    (prompt,) = prompts(1, 5, 120)
+    (found,) = await answers(fleet, [prompt], SAMPLED, guidance={"regex": "(cat|dog){3}"})
+    assert re.fullmatch("(cat|dog){3}", found.text), found.text
+    assert found.finish_reason == "stop"
+
+
+async def test_a_feature_that_vllm_workers_lack_is_refused(fleet: Fleet) -> None:
+    (prompt,) = prompts(1, 6, 20)
+    with pytest.raises(KvRelayError, match="prompt_logprobs"):
+        await answers(fleet, [prompt], {}, prompt_logprobs=1)
 
 
 async def test_a_cached_prefix_is_not_computed_again(forks: Forks) -> None:

@@ -11,6 +11,7 @@ from kvrelay.config.config_file import load_config
 from kvrelay.config.engine import RESERVED
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
+from kvrelay.launch.preflight import check_machine
 from kvrelay.vllm_engine import arguments, version_check
 from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
 
@@ -47,7 +48,9 @@ def test_reserved_arguments_are_refused_with_a_reason(tmp_path: Path, name: str)
     file.write_text(
         f"prefill: {{engine: vllm}}\ndecode:\n  engine: vllm\n  engine_args: {{{name}: 1}}\n"
     )
-    with pytest.raises(ConfigError, match=rf"cluster.yaml:\d: decode.engine_args: {name} is|runs"):
+    with pytest.raises(
+        ConfigError, match=rf"cluster.yaml:\d: decode.engine_args: {name} (is|runs)"
+    ):
         load_config(file)
 
 
@@ -120,5 +123,14 @@ def test_a_missing_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, has_folder: 
 
     monkeypatch.setattr(version_check, "find_spec", lambda _: object() if has_folder else None)
     monkeypatch.setattr(version_check, "version", missing)
-    with pytest.raises(ConfigError, match="install kvrelay"):
+    with pytest.raises(ConfigError, match="which is not installed"):
         version_check.check_version()
+
+
+def test_a_machine_without_vllm_is_found_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(version_check, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="which is not installed"):
+        check_machine(config(), is_local=True, starts_now=False)
+    check_machine(config(), is_local=False, starts_now=False)
