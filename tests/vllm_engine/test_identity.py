@@ -117,7 +117,8 @@ async def test_options_of_the_sampler_hold(fleet: Fleet) -> None:
 
 async def test_an_answer_follows_its_grammar(fleet: Fleet) -> None:
     (prompt,) = prompts(1, 5, 120)
-    (found,) = await answers(fleet, [prompt], SAMPLED, guidance={"regex": "(cat|dog){3}"})
+    grammar = {"guidance": {"regex": "(cat|dog){3}"}, "ignore_eos": False}
+    (found,) = await answers(fleet, [prompt], SAMPLED | grammar)
     assert re.fullmatch("(cat|dog){3}", found.text), found.text
     assert found.finish_reason == "stop"
 
