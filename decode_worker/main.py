@@ -16,5 +16,13 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Serves with a decode stage; see `kvrelay.worker.runtime.host.serve`."""
+    """Serves with a decode stage, on the engine of the pool; see
+    `kvrelay.worker.runtime.host.serve`. vLLM loads the model by itself.
+    """
+    if settings.config.decode.engine == "vllm":
+        # vLLM is optional, and takes seconds to import.
+        from decode_worker.vllm_stage import VllmDecodeStage
+        from kvrelay.vllm_engine import serving
+
+        return await serving.serve(settings, VllmDecodeStage, stop)
     return await host.serve(settings, DecodeStage, stop, model, runner)

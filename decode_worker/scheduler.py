@@ -97,6 +97,13 @@ class DecodeScheduler(Scheduler):
             return 0
         return first.blocks_missing(len(first.tokens)) + len(self._active)
 
+    def prompt_tokens_per_second(self, answering: float, now: float) -> float | None:
+        """Returns the rate at which a prompt would be computed: 0 if the answers leave no time,
+        None if unknown. answering: share of the time in which sequences decode, 0 to 1.
+        """
+        itl_s = self.itl_s or self.least_itl_s
+        return self.chunk_budget.tokens_per_second(itl_s, answering, now)
+
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence to prefill here."""
         self._waiting.append(sequence)

@@ -5,7 +5,7 @@ batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
@@ -13,6 +13,7 @@ from kv_transfer.lease import Lease
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.requests import SequenceSpec
+from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
@@ -21,21 +22,19 @@ from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
 from kvrelay.worker.steps.step_cost import utilisation
 from kvrelay.worker.tiers.tier_fetcher import TierFetcher
+from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
 
 
 class DecodeStage(Stage):
     """Events of a sequence: Reserved or Refused, tokens, Failed."""
 
     commands = (Reserve, RunLocal, Renew)
-    scheduler: DecodeScheduler
+    scheduler: DecodeBatch
 
     def __init__(self, context: WorkerContext) -> None:
-        config, max_model_len = context.config.decode, context.runner.max_model_len
-        drafter = None if config.speculation is None else Drafter(config.speculation, max_model_len)
+        config = context.config.decode
         self._context = context
-        slo = context.config.slo
-        itl_s = None if slo is None else slo.itl_s
-        self.scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
+        self.scheduler, self._build_steps = self._batch()
         self.inbound = InboundKv(context, self._join)
         self._leases = self.inbound.leases
         self._max_batch = config.max_batch
@@ -49,6 +48,21 @@ class DecodeStage(Stage):
         # Sequences whose prefix is read from a tier.
         self._fetching: dict[Key, tuple[Sequence, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _batch(self) -> tuple[DecodeBatch, Callable[[Reporter], Steps]]:
+        """The sequences, and the loop that runs them."""
+        context, config = self._context, self._context.config.decode
+        drafter = None
+        if config.speculation is not None:
+            drafter = Drafter(config.speculation, context.runner.max_model_len)
+        slo = context.config.slo
+        itl_s = None if slo is None else slo.itl_s
+        scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
+        return scheduler, lambda reporter: StepLoop(context, scheduler, reporter)
+
+    def steps(self, reporter: Reporter) -> Steps:
+        """The loop that runs the batch."""
+        return self._build_steps(reporter)
 
     def start(self, command: Start, session: RouterSession) -> None:
         """Leases blocks for a sequence, or prefills it here. Refuses it if all batch slots are
@@ -118,6 +132,7 @@ class DecodeStage(Stage):
     def load(self) -> StageLoad:
         """The current counts, with leases and preemptions."""
         waiting, blocks = self.scheduler.waiting, self._context.cache.pool
+        now = self._context.clock.now()
         leased = sum(len(lease.writable) for lease in self._leases)
         return StageLoad(
             running=len(self.scheduler) - len(waiting) + len(self._tasks),
@@ -126,13 +141,10 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
-            prompt_tokens_per_second=self._prompt_tokens_per_second(),
+            prompt_tokens_per_second=self.scheduler.prompt_tokens_per_second(
+                self._answering.mean(now), now
+            ),
         )
-
-    def _prompt_tokens_per_second(self) -> float | None:
-        now, scheduler = self._context.clock.now(), self.scheduler
-        itl_s = scheduler.itl_s or scheduler.least_itl_s
-        return scheduler.chunk_budget.tokens_per_second(itl_s, self._answering.mean(now), now)
 
     def _busy_share(self, blocks: float) -> float:
         """Returns the utilisation, given the share of the blocks that are in use.

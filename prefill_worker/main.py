@@ -16,5 +16,13 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Serves with a prefill stage; see `kvrelay.worker.runtime.host.serve`."""
+    """Serves with a prefill stage, on the engine of the pool; see
+    `kvrelay.worker.runtime.host.serve`. vLLM loads the model by itself.
+    """
+    if settings.config.prefill.engine == "vllm":
+        # vLLM is optional, and takes seconds to import.
+        from kvrelay.vllm_engine import serving
+        from prefill_worker.vllm_stage import VllmPrefillStage
+
+        return await serving.serve(settings, VllmPrefillStage, stop)
     return await host.serve(settings, PrefillStage, stop, model, runner)

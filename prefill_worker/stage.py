@@ -5,8 +5,9 @@ worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
@@ -19,11 +20,13 @@ from kvrelay.messages import (
     PrefixSource,
     SequenceTokens,
 )
+from kvrelay.worker.batches import PrefillBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.tiers.tier_fetcher import TierFetcher
+from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
@@ -52,11 +55,13 @@ class PrefillStage(Stage):
     """Events of a prompt: the first token, then HandedOff or Failed."""
 
     commands = (Prefill,)
-    scheduler: PrefillScheduler
+    scheduler: PrefillBatch
+    # Whether prefixes are fetched from other workers' caches.
+    fetches: ClassVar[bool] = True
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self.scheduler = PrefillScheduler(context.cache, context.config.prefill.chunk_tokens)
+        self.scheduler, self._build_steps = self._batch()
         self._fetcher = Fetcher(context)
         self._tiers = None if context.tiers is None else TierFetcher(context, context.tiers)
         self.inbound = self._fetcher.inbound
@@ -64,6 +69,16 @@ class PrefillStage(Stage):
         # Pushes that are being cancelled.
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _batch(self) -> tuple[PrefillBatch, Callable[[Reporter], Steps]]:
+        """The sequences, and the loop that runs them."""
+        context = self._context
+        scheduler = PrefillScheduler(context.cache, context.config.prefill.chunk_tokens)
+        return scheduler, lambda reporter: StepLoop(context, scheduler, reporter)
+
+    def steps(self, reporter: Reporter) -> Steps:
+        """The loop that runs the prompts."""
+        return self._build_steps(reporter)
 
     def start(self, command: Start, session: RouterSession) -> None:
         """Takes a prompt, and fetches its prefix first if this worker has tiers or the router names
@@ -78,7 +93,7 @@ class PrefillStage(Stage):
         )
         self._context.sessions[key] = session
         self._relays[key] = relay
-        if command.source is None and self._tiers is None:
+        if (command.source is None and self._tiers is None) or not self.fetches:
             self._schedule(relay)
         else:
             relay.fetching = self._spawn(self._fetch(relay, command.source))

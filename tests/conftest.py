@@ -19,9 +19,9 @@ settings.load_profile("unhurried")
 
 
 # Folders whose tests share processes that are expensive to start. Each runs in one xdist process.
-SHARED = ("tests/cluster/shared/", "tests/faults/")
+SHARED = ("tests/cluster/shared/", "tests/faults/", "tests/vllm_engine/")
 # Folders with tests that end Redis servers.
-ENDING_REDIS = ("tests/cluster/", "tests/faults/")
+ENDING_REDIS = ("tests/cluster/", "tests/faults/", "tests/vllm_engine/")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from kvrelay.config.engine import EngineArguments, EngineName
 from kvrelay.config.section import MAX_POOL, BadValue, Memory, PositiveInt, Section
 from kvrelay.config.tiers import TierConfig, check_tiers
 
@@ -120,6 +121,9 @@ class PrefillConfig(Section):
     """The prefill pool."""
 
     replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
+    engine: EngineName = "native"
+    # Arguments of vLLM's engine.
+    engine_args: EngineArguments = Field(default={})
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.
@@ -160,6 +164,9 @@ class DecodeConfig(Section):
     """The decode pool."""
 
     replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
+    engine: EngineName = "native"
+    # Arguments of vLLM's engine.
+    engine_args: EngineArguments = Field(default={})
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.

@@ -178,6 +178,49 @@ class ClusterConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _engines_fit(self) -> ClusterConfig:
+        if self.prefill.engine != self.decode.engine:
+            raise BadValue(
+                f"{self.prefill.engine} cannot hand over to decode.engine {self.decode.engine}, "
+                "whose KV blocks have another format; set one engine in both pools",
+                ("prefill", "engine"),
+            )
+        for pool in POOLS:
+            section = self.pool(pool)
+            if section.engine == "native" and section.engine_args:
+                raise BadValue(
+                    f"has no meaning for {pool}.engine native; set {pool}.engine: vllm, or leave "
+                    "it out",
+                    (pool, "engine_args"),
+                )
+            if section.engine == "vllm":
+                self._check_vllm(pool)
+        return self
+
+    def _check_vllm(self, pool: PoolName) -> None:
+        """Raises BadValue for values that only the native engine supports."""
+        section, kv = self.pool(pool), self.pool_kv(pool)
+        speculates = pool == "decode" and self.decode.speculation is not None
+        for key, is_bad, allowed in (
+            (("tensor_parallel",), section.tensor_parallel > 1, "1"),
+            (("weights",), section.weights != "auto", "auto, with engine_args: {quantization: …}"),
+            (("kv", "dtype"), kv.dtype != "auto", "auto, with engine_args: {kv_cache_dtype: …}"),
+            (("speculation",), speculates, "null"),
+            (("kv", "tiers"), bool(kv.tiers), "none"),
+        ):
+            if is_bad:
+                at = (pool, *key)
+                raise BadValue(
+                    f"is not supported with {pool}.engine vllm; allowed is {allowed}", at
+                )
+        if self.pool_kv("prefill").block_size != self.pool_kv("decode").block_size:
+            raise BadValue(
+                "differs between the pools, which engine vllm does not support; set one value in "
+                "kv.block_size",
+                (pool, "kv", "block_size"),
+            )
+
+    @model_validator(mode="after")
     def _others_are_kept_out(self) -> ClusterConfig:
         """Rejects an address that other machines can reach unless authentication and encryption are
         configured.
@@ -204,6 +247,8 @@ class ClusterConfig(Section):
 
         A worker allocates its KV memory again for each role, so `kv` may differ.
         """
+        if self.decode.engine == "vllm":
+            return "engine", "is vllm, whose workers load their weights with each role"
         for key in ("resources", "tensor_parallel", "threads", "weights"):
             if getattr(self.prefill, key) != getattr(self.decode, key):
                 return key, "differs between the pools"

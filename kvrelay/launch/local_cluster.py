@@ -32,6 +32,8 @@ from kvrelay.state.registry import Registry
 _START_TIMEOUT_S = 300.0
 # For an existing Ray cluster, which may have to add nodes first.
 _NODES_TIMEOUT_S = 900.0
+# For workers on vLLM, which may compile for minutes.
+_VLLM_TIMEOUT_S = 1800.0
 _DRAIN_TIMEOUT_S = 60.0
 # Most log lines that an error quotes.
 _LAST_WORDS = 20
@@ -192,13 +194,18 @@ class LocalCluster:
             router.kill()
         self._controller.kill()
 
+    def _start_timeout_s(self) -> float:
+        if self._config.decode.engine == "vllm":
+            return _VLLM_TIMEOUT_S
+        return _START_TIMEOUT_S if self._ray_address is None else _NODES_TIMEOUT_S
+
     async def _ready(self, router: ChildCommand) -> Endpoints:
         """Waits for the router's ready line or for the end of the controller, whichever comes
         first.
         """
         line = asyncio.create_task(router.line())
         failed = asyncio.create_task(self._controller.child.end())
-        timeout_s = _START_TIMEOUT_S if self._ray_address is None else _NODES_TIMEOUT_S
+        timeout_s = self._start_timeout_s()
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.wait({line, failed}, return_when=asyncio.FIRST_COMPLETED)

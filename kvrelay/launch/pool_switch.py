@@ -57,7 +57,9 @@ class Roles:
         from kvrelay.worker.runtime.standby import stand_by
 
         mains = {"prefill": prefill_worker.main, "decode": decode_worker.main}
-        model = await load_weights(settings)
+        native = settings.config.pool(settings.pool).engine == "native"
+        # vLLM loads the weights by itself.
+        model = await load_weights(settings) if native else None
         runner = None
         if settings.standby:
             prepared = await stand_by(settings, model, host_id(), self._stop)

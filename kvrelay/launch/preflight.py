@@ -18,6 +18,7 @@ from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
 from kvrelay.types.workers import POOLS
+from kvrelay.vllm_engine.version_check import check_version
 
 # For the logs and sockets of a start.
 _ROOM_BYTES = 32 * 2**20
@@ -43,6 +44,8 @@ def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = T
         _check_ports(config)
     _check_room(Path(_temporary_folder()), "set TMPDIR to another folder")
     if is_local:
+        if config.decode.engine == "vllm":
+            check_version()
         Credentials.internal(config.security, "worker")
         _check_room(SHORT_PARENT, "Ray keeps its sockets and logs there")
         check_shared_memory(_SHARED_MEMORY)

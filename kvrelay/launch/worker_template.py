@@ -45,12 +45,13 @@ class Template:
 
     @classmethod
     def suits(cls, config: ClusterConfig) -> bool:
-        """Whether workers can be forked. All pools must have the same number of threads and no
-        GPUs, because the GPU driver needs an environment per process.
+        """Whether workers can be forked. All pools must have the same number of threads, no GPUs,
+        because the GPU driver needs an environment per process, and the native engine, since vLLM
+        reads its environment when it is imported.
         """
         pools = (config.prefill, config.decode)
         return (
-            not any(pool.resources.num_gpus for pool in pools)
+            not any(pool.resources.num_gpus or pool.engine == "vllm" for pool in pools)
             and len({pool.threads for pool in pools}) == 1
         )
 

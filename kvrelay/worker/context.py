@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
@@ -17,9 +18,11 @@ from kvrelay.types.control_plane import Claim
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import PoolName
 from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.served_model import ServedModel
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.engine_thread import EngineThread
 from kvrelay.worker.tiers.tier_store import TierStore
+from kvrelay.worker.steps.step_thread import StepThread
 
 Key = tuple[str, int]
 """Identifies one attempt of a request: request id, attempt."""
@@ -45,12 +48,14 @@ class WorkerContext:
         self,
         identity: Identity,
         config: ClusterConfig,
-        runner: ModelRunner,
+        runner: ServedModel,
         cache: KvCache,
         sender: Sender,
         clock: Clock,
         tiers: TierStore | None = None,
+        engine: StepThread | None = None,
     ) -> None:
+        """engine: runs the steps; None for the native engine, whose `runner` is a ModelRunner."""
         self.identity = identity
         self.config = config
         self.runner = runner
@@ -59,7 +64,7 @@ class WorkerContext:
         self.clock = clock
         # Where evicted blocks go; None without tiers.
         self.tiers = tiers
-        self.engine = EngineThread(runner, clock)
+        self.engine = engine or EngineThread(cast(ModelRunner, runner), clock)
         # The attempts on this worker, with the sessions of their routers. An attempt is in here
         # from the command that brings it until its last event.
         self.sessions: dict[Key, RouterSession] = {}

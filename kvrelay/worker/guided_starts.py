@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import SequenceSpec
+from kvrelay.worker.served_model import ServedModel
 
 Key = tuple[str, int]
 
@@ -19,7 +19,7 @@ class GuidedStarts:
     A grammar that is compiled stays in the runner, where `WorkerContext.sequence` finds it.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ServedModel) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
         self._tasks: dict[Key, asyncio.Task[None]] = {}

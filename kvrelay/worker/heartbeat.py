@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import islice
 
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.protocol_version import ours
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.context import WorkerContext
-from kvrelay.worker.stage import StageLoad
+from kvrelay.worker.stage import BlockCounts, Stage, StageLoad
 from kvrelay.worker.steps.meter import Meter, resident_bytes
 
 # Adapters whose refusal a heartbeat tells, and characters of each reason.
@@ -29,16 +30,20 @@ class Heartbeat:
         self.refused_adapters: dict[str, str] = {}
         self._integrity_error = ""
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, stage: Stage) -> None:
         """Checks that all blocks are accounted for. The next load reports the result."""
         try:
             self._context.cache.check_integrity()
+            stage.check_integrity()
             self._integrity_error = ""
         except IntegrityError as error:
             self._integrity_error = str(error)
 
-    def info(self, state: WorkerState, load: WorkerLoad) -> WorkerInfo:
-        """The whole heartbeat."""
+    def info(
+        self, state: WorkerState, load: WorkerLoad, lacks: frozenset[str] = frozenset()
+    ) -> WorkerInfo:
+        """The whole heartbeat. lacks: features of the protocol that the engine does not have."""
+        features = tuple(name for name in ours().features if name not in lacks)
         identity, runner = self._context.identity, self._context.runner
         claim = identity.claim
         return WorkerInfo(
@@ -58,7 +63,7 @@ class Heartbeat:
             tensor_parallel=runner.layout.ranks,
             started_by="" if claim is None else claim.owner,
             term=0 if claim is None else claim.term,
-            protocol=ours(),
+            protocol=replace(ours(), features=features),
             sampled_model_id=runner.sampled_model_id,
             tokenizer_id=runner.tokenizer_id,
             vocab_size=runner.vocab_size,
@@ -73,14 +78,15 @@ class Heartbeat:
     def load(self, stage: StageLoad) -> WorkerLoad:
         """The load of the stage, with the figures that both stages have in common."""
         runner, pool, meter = self._context.runner, self._context.cache.pool, self._meter
+        blocks = stage.blocks or BlockCounts(0, 0, 0).with_pool(pool)
         resident, shared = resident_bytes(runner.rank_pids)
         return WorkerLoad(
             running=stage.running,
             waiting=len(stage.waiting),
             waiting_tokens=sum(sequence.uncomputed for sequence in stage.waiting),
-            blocks_total=pool.num_blocks,
-            blocks_held=pool.num_held,
-            blocks_cached=pool.num_cached,
+            blocks_total=blocks.total,
+            blocks_held=blocks.held,
+            blocks_cached=blocks.cached,
             leases=stage.leases,
             tokens_per_second=meter.tokens_per_second(),
             weight_bytes=runner.weight_bytes + runner.adapters.nbytes,

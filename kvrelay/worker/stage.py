@@ -7,15 +7,33 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
-from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker.steps.step_loop import Reporter, Steps
 
 Start = Reserve | Prefill | RunLocal
 """A command that brings a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """The KV blocks of an engine: all of them, those in use, and unused ones with cached KV."""
+
+    total: int
+    held: int
+    cached: int
+
+    def with_pool(self, pool: BlockPool) -> BlockCounts:
+        """These blocks and those of the pool."""
+        return BlockCounts(
+            self.total + pool.num_blocks,
+            self.held + pool.num_held,
+            self.cached + pool.num_cached,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,8 @@ class StageLoad:
     preemptions: int = 0
     # Rate at which a prompt would be computed now: 0 if answers leave no time, None if unknown.
     prompt_tokens_per_second: float | None = None
+    # None: the blocks of the worker's cache.
+    blocks: BlockCounts | None = None
 
 
 class Stage(ABC):
@@ -42,8 +62,17 @@ class Stage(ABC):
 
     # The commands of the stage; Abort is a command of every stage.
     commands: ClassVar[tuple[type[Command], ...]]
-    scheduler: Scheduler
+    # Features of the protocol that the engine does not have.
+    lacks: ClassVar[frozenset[str]] = frozenset()
     inbound: InboundKv
+
+    @abstractmethod
+    def steps(self, reporter: Reporter) -> Steps:
+        """The loop that runs the steps of this stage."""
+
+    def check_integrity(self) -> None:
+        """Checks the accounting of what the worker's cache does not know. Raises IntegrityError."""
+        return
 
     @abstractmethod
     def start(self, command: Start, session: RouterSession) -> None:

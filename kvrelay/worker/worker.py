@@ -35,7 +35,6 @@ from kvrelay.worker.sequence_check import sequence_flaw
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import BuildStage, Start
 from kvrelay.worker.steps.meter import Meter
-from kvrelay.worker.steps.step_loop import StepLoop
 from kvrelay.worker.steps.step_tokens import append_tokens
 
 HOUSEKEEPING_S = 0.1
@@ -57,7 +56,7 @@ class Worker:
         self.cache_feeds = CacheFeeds(context.cache.pool, context.clock)
         # Set when the state may have changed.
         self.state_changed = asyncio.Event()
-        self._steps = StepLoop(context, self.stage.scheduler, self)
+        self._steps = self.stage.steps(self)
         self._meter = Meter(context.clock)
         self._guided_starts = GuidedStarts(context.runner)
         self.heartbeat = Heartbeat(context, self._meter)
@@ -324,8 +323,8 @@ class Worker:
         """
         if self._steps.idle and self._steps.changed:
             self._steps.changed = False
-            self.heartbeat.check_integrity()
-        return self.heartbeat.info(self.state, self._load())
+            self.heartbeat.check_integrity(self.stage)
+        return self.heartbeat.info(self.state, self._load(), self.stage.lacks)
 
     def _load(self) -> WorkerLoad:
         return self.heartbeat.load(self.stage.load())

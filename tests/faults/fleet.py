@@ -25,6 +25,7 @@ from faults.client import Asking
 from faults.fleet_router import WAIT_S, FleetRouter
 from faults.fleet_worker import FleetWorker, Forks
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
+from faults.worker_process import ENGINE_VARIABLE
 from support.tcp_proxy import proxy_to
 
 from kvrelay.config.schema import ClusterConfig
@@ -50,6 +51,13 @@ CONFIG: dict[str, Any] = {
     "transfer": {"lease_s": 4, "transport": "grpc"},  # over a network that can be cut
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
+# The engine of all workers: native, or vllm in an environment that has it (see `make test-vllm`).
+ENGINE = os.environ.get(ENGINE_VARIABLE, "native")
+if ENGINE == "vllm":
+    for section in ("prefill", "decode"):
+        CONFIG[section] |= {"engine": "vllm", "engine_args": {"enforce_eager": True}}
+    # 80 blocks for hand-offs, 239 for sequences
+    CONFIG["kv"]["memory"] = "50MiB"
 # Tokens; prefill workers say that it is as many as the model allows, which the router believes
 PREFILL_MAX_LEN = 2048
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")

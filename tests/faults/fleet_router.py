@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from kvrelay.launch.endpoints import Endpoints
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto
 from kvrelay.wire.cluster import pb as cluster_pb
 
-WAIT_S = 90.0  # so that nothing hangs; a busy machine takes its time
+# So that nothing hangs; a busy machine takes its time, and vLLM much of it to start
+WAIT_S = 600.0 if os.environ.get("KVRELAY_FAULTS_ENGINE") == "vllm" else 90.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ from typing import Any
 from kv_transfer.receiver import Receiver
 from kvrelay.errors import KvRelayError
 from kvrelay.messages import Reserved, TokenBatch
+from kvrelay.vllm_engine.step_loop import VllmStepLoop
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes, frame_to_bytes
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.step_loop import StepLoop
@@ -118,7 +119,11 @@ class Points:
         RouterSession.send = watched  # type: ignore[method-assign]
 
     def _in_steps(self) -> None:
-        step = StepLoop.step
+        self._in_loop(StepLoop)
+        self._in_loop(VllmStepLoop)
+
+    def _in_loop(self, kind: Any) -> None:
+        step = kind.step
 
         def held(loop: Any) -> bool:
             wishes = [
@@ -128,12 +133,12 @@ class Points:
             ]
             return "hold" in wishes
 
-        async def watched(loop: StepLoop) -> None:
+        async def watched(loop: Any) -> None:
             while held(loop):
                 await asyncio.sleep(0.001)
             await step(loop)
 
-        StepLoop.step = watched  # type: ignore[method-assign]
+        kind.step = watched
 
     def _in_receiver(self) -> None:
         receive, write = Receiver._receive, Receiver._write

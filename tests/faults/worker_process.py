@@ -39,13 +39,16 @@ from kvrelay.process.telemetry import configure_logging, flush_logs
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime.settings import WorkerSettings
-from kvrelay.worker.steps.engine_thread import EngineThread
+from kvrelay.worker.steps.step_thread import StepThread
 
+ENGINE_VARIABLE = "KVRELAY_FAULTS_ENGINE"
 STEP_S = 0.002  # at least, of a worker whose steps are slow: nobody feels ten times less than that
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    if os.environ.get(ENGINE_VARIABLE) == "vllm":
+        _import_vllm()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -78,6 +81,14 @@ def main() -> None:
                     print(json.dumps({"number": order["number"], "pid": pid}), flush=True)
                 else:
                     _run(order)
+
+
+def _import_vllm() -> None:
+    from kvrelay.vllm_engine.arguments import set_variables
+
+    set_variables()
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -145,15 +156,15 @@ def _announce(order: dict[str, Any], tell: Tell) -> None:
 
 def _slow_down(times: float) -> None:
     """Each step of the engine takes so many times as long."""
-    run = EngineThread.run
+    run = StepThread.timed
 
-    async def slowed(engine: EngineThread, *work: Any) -> Any:
+    async def slowed(engine: StepThread, *work: Any) -> Any:
         began = time.monotonic()
         sampled = await run(engine, *work)
         await asyncio.sleep((times - 1) * max(time.monotonic() - began, STEP_S))
         return sampled
 
-    EngineThread.run = slowed  # type: ignore[method-assign]
+    StepThread.timed = slowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

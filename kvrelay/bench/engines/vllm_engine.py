@@ -22,7 +22,7 @@ class Vllm:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-settings["kv_bytes"] // GIB)))
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        import vllm  # type: ignore[import-not-found]
+        import vllm
 
         self._name = f"vLLM {vllm.__version__}"
         self._sampling = vllm.SamplingParams

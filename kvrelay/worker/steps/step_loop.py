@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import Protocol, cast
 
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.sampling.faults import SegmentsFailed
@@ -17,6 +17,7 @@ from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Work
 from kvrelay.worker.steps.bisection import run_apart
+from kvrelay.worker.steps.engine_thread import EngineThread
 
 log = get_logger(__name__)
 
@@ -43,6 +44,19 @@ class Reporter(Protocol):
 
     def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
         """Called after each step with the sampled tokens of each piece of work."""
+        ...
+
+
+class Steps(Protocol):
+    """The loop that runs an engine's steps."""
+
+    # True while nothing can run.
+    idle: bool
+    # True if anything happened since this was last set to False.
+    changed: bool
+
+    async def run(self) -> None:
+        """Runs steps until cancelled."""
         ...
 
 
@@ -114,7 +128,9 @@ class StepLoop:
         be on its way.
         """
         try:
-            return await self._context.engine.run([self._segment(work) for work in batch], on_layer)
+            # This loop is the native engine's.
+            engine = cast(EngineThread, self._context.engine)
+            return await engine.run([self._segment(work) for work in batch], on_layer)
         except SegmentsFailed as failed:
             return failed.outcomes
 

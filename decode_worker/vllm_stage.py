@@ -1,0 +1,51 @@
+"""The decode stage of a worker whose engine is vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from decode_worker.stage import DecodeStage
+from kvrelay.protocol_version import PROMPT_LOGPROBS
+from kvrelay.vllm_engine.engine import VllmEngine
+from kvrelay.vllm_engine.exchange import EXCHANGE
+from kvrelay.vllm_engine.model import VllmModel
+from kvrelay.vllm_engine.scheduler import Limits, VllmScheduler
+from kvrelay.vllm_engine.step_loop import VllmStepLoop
+from kvrelay.worker.batches import DecodeBatch
+from kvrelay.worker.context import WorkerContext
+from kvrelay.worker.stage import StageLoad
+from kvrelay.worker.steps.step_loop import Reporter, Steps
+
+
+class VllmDecodeStage(DecodeStage):
+    """Leases staging blocks for hand-offs; vLLM has the batch and its blocks."""
+
+    lacks: ClassVar[frozenset[str]] = frozenset({PROMPT_LOGPROBS})
+
+    def __init__(self, context: WorkerContext, engine: VllmEngine, model: VllmModel) -> None:
+        self._engine = engine
+        self._model = model
+        super().__init__(context)
+
+    def _batch(self) -> tuple[DecodeBatch, Callable[[Reporter], Steps]]:
+        context, engine, model = self._context, self._engine, self._model
+        limits = Limits(
+            model.max_model_len, model.eos_token_ids, engine.budget, engine.blocks.total
+        )
+        scheduler = VllmScheduler(context.cache, EXCHANGE, limits)
+        return scheduler, lambda reporter: VllmStepLoop(context, engine, scheduler, reporter)
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError if vLLM holds blocks although it has no sequence."""
+        self._engine.check_blocks(len(self.scheduler))
+
+    def load(self) -> StageLoad:
+        """The current load, with vLLM's blocks and the staging blocks."""
+        blocks = self._engine.blocks.with_pool(self._context.cache.pool)
+        return replace(super().load(), blocks=blocks)
+
+    def _busy_share(self, blocks: float) -> float:
+        own = self._engine.blocks
+        return super()._busy_share(own.held / max(1, own.total))

@@ -1,0 +1,82 @@
+"""The arguments of vLLM's engine that follow from the configuration. Does not import vLLM."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection
+from typing import Any
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import ConfigError
+from kvrelay.types.workers import PoolName
+
+# Read by vLLM when it is imported. Values in the environment win.
+VARIABLES = {
+    # The engine runs in the worker's process: the hand-off reads its blocks there, and nothing is
+    # left behind when the process is killed.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The sampler is a logits processor of this runner.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_COLOR": "0",
+}
+# Those that nobody can override.
+_FORCED = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")
+# Most prompts that a prefill worker runs at once.
+_MAX_PROMPTS = 32
+# Part of kv.memory that holds KV on its way between workers.
+STAGING_SHARE = 4
+
+
+def set_variables() -> None:
+    """Sets VARIABLES in the environment. vLLM must not be imported yet."""
+    for name, value in VARIABLES.items():
+        if name in _FORCED:
+            os.environ[name] = value
+        else:
+            os.environ.setdefault(name, value)
+
+
+def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> dict[str, Any]:
+    """Returns the keywords for vLLM's EngineArgs. engine_args of the pool come last."""
+    section, kv = config.pool(pool), config.pool_kv(pool)
+    slots = config.decode.max_batch if pool == "decode" else _MAX_PROMPTS
+    # In a decode step, prompts get chunk_tokens in addition to the batch.
+    budget = section.chunk_tokens + (slots if pool == "decode" else 0)
+    return {
+        "model": model_path,
+        "dtype": config.model.dtype,
+        "max_model_len": config.model.max_model_len,
+        "block_size": kv.block_size,
+        "kv_cache_memory_bytes": kv.memory - kv.memory // STAGING_SHARE,
+        "enable_prefix_caching": kv.prefix_cache,
+        "max_num_seqs": min(slots, budget),
+        "max_num_batched_tokens": budget,
+        "scheduling_policy": "priority",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "disable_log_stats": True,
+        "async_scheduling": False,
+        "logits_processors": ["kvrelay.vllm_engine.sampler:KeyedSampler"],
+        "kv_transfer_config": {
+            "kv_connector": "HandoffConnector",
+            "kv_connector_module_path": "kvrelay.vllm_engine.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        },
+        **section.engine_args,
+    }
+
+
+def check_names(given: Collection[str], known: Collection[str], pool: PoolName) -> None:
+    """Raises ConfigError for an argument that this release of vLLM does not have."""
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ConfigError(
+                f"{pool}.engine_args: {name:.60} is not an argument of vLLM's engine{hint}"
+            )

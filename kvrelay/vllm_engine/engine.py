@@ -1,0 +1,218 @@
+"""vLLM's engine in the worker's process: its steps, and what they did for each sequence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.kvcache.block_pool import IntegrityError
+from kvrelay.engine.model.loader import first_line
+from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.errors import Internal, InvalidArgument, KvRelayError, ModelRefused
+from kvrelay.types.workers import PoolName
+from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
+from kvrelay.vllm_engine.exchange import EXCHANGE, KEY
+from kvrelay.vllm_engine.version_check import check_version
+from kvrelay.worker.stage import BlockCounts
+
+# Most steps of the warm-up.
+_WARMUP_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sequence to run: its name, tokens, and how many tokens follow at most."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    salt: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step did, by the names of the sequences."""
+
+    # Tokens with KV, and preemptions so far, of each sequence that is still in vLLM.
+    progress: dict[str, tuple[int, int]] = field(default_factory=dict)
+    drawn: dict[str, Sampled] = field(default_factory=dict)
+    failed: dict[str, KvRelayError] = field(default_factory=dict)
+    # Prompt tokens that vLLM's prefix cache held.
+    cached: dict[str, int] = field(default_factory=dict)
+
+
+class VllmEngine:
+    """vLLM's LLMEngine, owned by one thread; calls do not overlap."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.version = check_version()
+        self.config = engine.vllm_config
+        core = engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self.kv_cache_config = core.scheduler.kv_cache_config
+
+    @classmethod
+    def load(cls, config: ClusterConfig, pool: PoolName, model_path: str) -> VllmEngine:
+        """Starts an engine in this process, which can have only one. Raises ConfigError for
+        arguments that vLLM does not accept, and ModelRefused for a model.
+        """
+        check_version()
+        set_variables()
+        os.environ["OMP_NUM_THREADS"] = str(config.pool(pool).threads)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        known = [one.name for one in fields(EngineArgs)]
+        check_names(config.pool(pool).engine_args, known, pool)
+        arguments = engine_arguments(config, pool, model_path)
+        try:
+            parsed = EngineArgs(**arguments)
+            built = parsed.create_engine_config()
+        # vLLM raises many kinds of exceptions for arguments and models.
+        except Exception as error:
+            raise ModelRefused(f"{model_path}: vLLM refuses it: {_reason(error)}") from error
+        try:
+            make = partial(LLMEngine.from_vllm_config, built, disable_log_stats=True)
+            return cls(make())
+        except Exception as error:
+            raise ModelRefused(f"{model_path}: vLLM cannot run it: {_reason(error)}") from error
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.config.model_config.max_model_len)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.config.model_config.get_vocab_size())
+
+    @property
+    def budget(self) -> int:
+        """Most tokens of a step."""
+        return int(self.config.scheduler_config.max_num_batched_tokens)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer, from the generation config if it has them, else from the
+        model's. Raises ModelRefused.
+        """
+        model = self.config.model_config
+        for ids in (
+            model.try_get_generation_config().get("eos_token_id"),
+            getattr(model.hf_text_config, "eos_token_id", None),
+        ):
+            if ids is not None:
+                found = ids if isinstance(ids, list) else [ids]
+                if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in found):
+                    raise ModelRefused(
+                        f"eos_token_id {ids!r:.100} is neither a token id nor a list of token ids"
+                    )
+                return frozenset(found)
+        return frozenset()
+
+    @property
+    def blocks(self) -> BlockCounts:
+        """vLLM's own count of its blocks. Block 0 is a placeholder and never used."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
+        cached = max(0, len(pool.cached_block_hash_to_block) - (total - free))
+        return BlockCounts(total, total - free, min(free, cached))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that vLLM has not finished."""
+        return int(self._engine.get_num_unfinished_requests())
+
+    def check_blocks(self, num_sequences: int) -> None:
+        """Raises IntegrityError if vLLM holds blocks although the worker has no sequence."""
+        held = self.blocks.held
+        if held and not num_sequences and not self.num_requests:
+            raise IntegrityError(f"vLLM holds {held} blocks without a sequence")
+
+    def warm_up(self, tokens: Sequence[int]) -> None:
+        """Runs a request of vLLM's own, so that no other waits for kernels to compile."""
+        self._add(Start("", tuple(tokens), 2))
+        for _ in range(_WARMUP_STEPS):
+            if not self.num_requests:
+                return
+            self._engine.step()
+        raise Internal(f"vLLM did not finish its first request in {_WARMUP_STEPS} steps")
+
+    def step(self, starts: Iterable[Start], aborts: Sequence[str]) -> StepResult:
+        """Ends and starts sequences, then runs one step if any is left. The KV of a sequence that
+        was ended is neither read nor written from then on.
+
+        Raises what vLLM raises; the engine is then in an unknown state.
+        """
+        result = StepResult()
+        if aborts:
+            self._engine.abort_request(list(aborts))
+        for start in starts:
+            try:
+                self._add(start)
+            # Nothing has run yet: this is about the request.
+            except Exception as error:  # noqa: BLE001
+                result.failed[start.name] = InvalidArgument(
+                    f"vLLM refuses the request: {_reason(error)}"
+                )
+        for output in self._engine.step() if self.num_requests else ():
+            self._take(output, result)
+        for request in self._scheduler.requests.values():
+            name = (request.sampling_params.extra_args or {}).get(KEY)
+            if name is not None:
+                result.progress[name] = request.num_computed_tokens, request.num_preemptions
+        return result
+
+    def _take(self, output: Any, result: StepResult) -> None:
+        name, (answer,) = output.request_id, output.outputs
+        one = EXCHANGE.sequences.get(name)
+        if one is None:
+            return
+        if output.num_cached_tokens:
+            result.cached[name] = output.num_cached_tokens
+        drawn, one.drawn = one.drawn, None
+        if isinstance(drawn, KvRelayError):
+            result.failed[name] = drawn
+        elif drawn is not None and list(answer.token_ids) == [drawn.token_id]:
+            result.drawn[name] = drawn
+        elif answer.token_ids or output.finished:
+            text = f"vLLM ended the sequence with {answer.finish_reason!r:.40}"
+            result.failed[name] = Internal(text)
+
+    def _add(self, start: Start) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            # KeyedSampler draws.
+            temperature=0.0,
+            max_tokens=start.max_tokens,
+            # The worker ends answers.
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={KEY: start.name} if start.name else None,
+        )
+        prompt: dict[str, Any] = {"prompt_token_ids": list(start.token_ids)}
+        if start.salt:
+            prompt["cache_salt"] = start.salt
+        self._engine.add_request(start.name or "warm-up", prompt, params, priority=start.priority)
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.engine_core.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """One line of vLLM's reason. Pydantic's first line says only how many errors there are."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return " ".join(lines[1:3])[:300]
+    return first_line(error)

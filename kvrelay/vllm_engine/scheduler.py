@@ -1,0 +1,250 @@
+"""The sequences of a worker whose steps vLLM schedules. Lives on the worker's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.errors import KvRelayError
+from kvrelay.vllm_engine.engine import Start, StepResult
+from kvrelay.vllm_engine.exchange import Exchange, Exchanged
+from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.steps.prompt_rate import PromptRate
+
+
+@dataclass(slots=True)
+class _Entry:
+    name: str
+    sequence: Sequence
+    # vLLM has the sequence.
+    given: bool = False
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of the model and of vLLM's steps, in tokens and blocks."""
+
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    # Most tokens of a step.
+    budget: int
+    # vLLM's blocks.
+    total_blocks: int
+
+
+class VllmScheduler:
+    """Gives sequences to vLLM and takes them back. vLLM chooses the work of each step.
+
+    On a prefill worker (`leaves`) each prompt first gets staging blocks, in the order of arrival,
+    and vLLM computes one token after it. On a decode worker a sequence that joins brings staging
+    blocks, which are released once vLLM has loaded them.
+    """
+
+    def __init__(
+        self, cache: KvCache, exchange: Exchange, limits: Limits, *, leaves: bool = False
+    ) -> None:
+        """cache: the staging blocks."""
+        self._cache = cache
+        self._exchange = exchange
+        self._limits = limits
+        self._leaves = leaves
+        self._names = count(1)
+        # In the order of arrival.
+        self._entries: dict[Sequence, _Entry] = {}
+        self._by_name: dict[str, _Entry] = {}
+        self._aborts: list[str] = []
+        # Removed sequences whose staging blocks the running step may use.
+        self._leaving: list[Sequence] = []
+        self._is_running = False
+        self._prompt_tokens = 0
+        self.prompt_rate = PromptRate(cache.block_size)
+        self.expects_answers = False
+        self.preemptions = 0
+
+    def __len__(self) -> int:
+        """Number of sequences, running and waiting."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._entries)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences of which no step has run, oldest first."""
+        return tuple(one for one in self._entries if one.started is None)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence decodes."""
+        return any(one.uncomputed == 1 for one in self._entries)
+
+    def blocks_awaited(self, priority: int) -> int:
+        """The staging blocks to leave free so that sequences with KV in staging, and the waiting
+        ones, find room in vLLM's memory.
+        """
+        size = self._cache.block_size
+        promised = sum(-(-len(one.tokens) // size) + 1 for one in self._entries)
+        promised += self._cache.pool.num_held
+        room = max(0, self._limits.total_blocks - promised)
+        return max(0, self._cache.pool.num_available - room)
+
+    def prompt_tokens_per_second(self, answering: float, now: float) -> float | None:
+        """The measured rate at which prompts are computed, beside answers if there are any; None
+        if unknown.
+        """
+        return self.prompt_rate.per_second(now)
+
+    def add(self, sequence: Sequence) -> None:
+        """Adds a sequence whose prompt is computed here."""
+        entry = _Entry(f"s{next(self._names)}", sequence)
+        self._entries[sequence] = entry
+        self._by_name[entry.name] = entry
+        # While vLLM has it, `complete` releases its staging blocks.
+        sequence.in_flight = False
+
+    def join(self, sequence: Sequence) -> None:
+        """Adds a sequence whose KV was handed over to its staging blocks, except that of its last
+        token.
+        """
+        self.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence. Its staging blocks are released now, or at the end of the running
+        step.
+        """
+        entry = self._entries.pop(sequence)
+        del self._by_name[entry.name]
+        sequence.ended = True
+        if entry.given:
+            self._aborts.append(entry.name)
+        if self._is_running:
+            self._leaving.append(sequence)
+        else:
+            sequence.drop_blocks(self._cache)
+
+    # Steps
+
+    def tokens(self) -> int:
+        """About how many tokens the next step computes."""
+        return min(self._limits.budget, sum(one.uncomputed for one in self._entries))
+
+    def next(self) -> tuple[list[Start], list[str]]:
+        """Begins a step: the sequences to start, and the names of those to end before."""
+        starts = []
+        for entry in self._entries.values():
+            if entry.given:
+                continue
+            if not self._stage(entry.sequence):
+                # Later prompts wait too, which prevents starvation.
+                break
+            entry.given = True
+            starts.append(self._start(entry))
+        aborts, self._aborts = self._aborts, []
+        for name in aborts:
+            self._exchange.sequences.pop(name, None)
+        self._is_running = True
+        return starts, aborts
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._entries or self._aborts)
+
+    @property
+    def runs(self) -> bool:
+        """Whether vLLM has a sequence."""
+        return any(entry.given for entry in self._entries.values())
+
+    def _stage(self, sequence: Sequence) -> bool:
+        """Gives a prompt that leaves its staging blocks. Returns False if there are too few."""
+        if not self._leaves:
+            return True
+        try:
+            sequence.take_blocks(self._cache, len(sequence.tokens))
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _start(self, entry: _Entry) -> Start:
+        sequence = entry.sequence
+        arrived = 0 if self._leaves or not sequence.blocks else len(sequence.tokens) - 1
+        self._exchange.sequences[entry.name] = Exchanged(
+            sequence, self._limits.eos_token_ids, None, arrived, self._leaves
+        )
+        spec = sequence.spec
+        left = min(
+            spec.sampling.max_tokens - sequence.num_emitted,
+            self._limits.max_model_len - len(sequence.tokens),
+        )
+        return Start(
+            entry.name,
+            tuple(sequence.tokens),
+            1 if self._leaves else max(1, left),
+            spec.salt,
+            spec.priority,
+        )
+
+    def complete(
+        self, result: StepResult, began: float
+    ) -> tuple[list[Work], list[list[Sampled]], list[tuple[Work, KvRelayError]]]:
+        """Ends a step that began at `began`, in monotonic seconds. Returns the work that it did,
+        the tokens of each piece of it, and the pieces that failed.
+        """
+        self._is_running = False
+        for sequence in self._leaving:
+            sequence.drop_blocks(self._cache)
+        self._leaving.clear()
+        batch: list[Work] = []
+        sampled: list[list[Sampled]] = []
+        failures: list[tuple[Work, KvRelayError]] = []
+        self._prompt_tokens = 0
+        for name in {**result.progress, **result.drawn, **result.failed}:
+            entry = self._by_name.get(name)
+            if entry is None:
+                continue
+            drawn, failure = result.drawn.get(name), result.failed.get(name)
+            work = self._work(entry, result, began, drawn is not None)
+            if failure is not None:
+                failures.append((work, failure))
+            elif work.num_tokens or drawn is not None:
+                batch.append(work)
+                sampled.append([] if drawn is None else [drawn])
+        return batch, sampled, failures
+
+    def _work(self, entry: _Entry, result: StepResult, began: float, drawn: bool) -> Work:
+        sequence, before = entry.sequence, entry.sequence.num_computed
+        computed, preemptions = result.progress.get(
+            entry.name, (len(sequence.tokens), entry.preemptions)
+        )
+        # A sequence with a token has KV of all tokens before it.
+        computed = len(sequence.tokens) if drawn else min(computed, len(sequence.tokens) - 1)
+        self.preemptions += max(0, preemptions - entry.preemptions)
+        entry.preemptions = preemptions
+        exchanged = self._exchange.sequences[entry.name]
+        cached = result.cached.get(entry.name, 0)
+        if computed and sequence.started is None:
+            sequence.started = began
+            sequence.cached_tokens = min(cached, len(sequence.tokens) - 1)
+        if not self._leaves and sequence.blocks and computed:
+            # Loaded, or found in vLLM's prefix cache.
+            exchanged.arrived_tokens = 0
+            sequence.drop_blocks(self._cache)
+        new = max(0, computed - before)
+        if new > 1:
+            self._prompt_tokens += new - (sequence.cached_tokens if not before else 0)
+        sequence.chunks += 1
+        sequence.num_computed = computed
+        return Work(sequence, new, drawn)
+
+    def ran(self, seconds: float, now: float) -> None:
+        """Takes in the time that the step took, in seconds, at its end."""
+        self.prompt_rate.add(self._prompt_tokens, seconds, now)
+
+    def abandon(self) -> None:
+        """Ends a step that does not run after all."""
+        self._is_running = False

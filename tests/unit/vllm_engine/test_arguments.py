@@ -1,0 +1,136 @@
+"""What reaches vLLM's engine, and what does not."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from kvrelay.config.config_file import load_config
+from kvrelay.config.engine import RESERVED
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import ConfigError
+from kvrelay.launch.preflight import check_machine
+from kvrelay.vllm_engine import arguments, version_check
+from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
+
+BOTH = "prefill: {engine: vllm}\ndecode: {engine: vllm}\n"
+
+
+def config(**decode: object) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {"prefill": {"engine": "vllm"}, "decode": {"engine": "vllm", **decode}}
+    )
+
+
+def test_engine_args_are_passed_on_beside_kvrelays_own() -> None:
+    made = engine_arguments(
+        config(engine_args={"enforce_eager": True, "quantization": "awq"}, max_batch=4),
+        "decode",
+        "/model",
+    )
+    assert (made["enforce_eager"], made["quantization"]) == (True, "awq")
+    assert (made["max_num_seqs"], made["max_num_batched_tokens"]) == (4, 260)
+    assert made["model"] == "/model"
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_vllm_runs_no_code_that_a_model_or_a_file_names(pool: str) -> None:
+    made = engine_arguments(config(), pool, "/model")  # type: ignore[arg-type]
+    assert made["trust_remote_code"] is False
+    assert not made["async_scheduling"], "samples depend on the tokens before them"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_reserved_arguments_are_refused_with_a_reason(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"prefill: {{engine: vllm}}\ndecode:\n  engine: vllm\n  engine_args: {{{name}: 1}}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=rf"cluster.yaml:\d: decode.engine_args: {name} (is|runs)"
+    ):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("decode: {engine: vllm}", "cluster.yaml:1: prefill.engine: native cannot hand over"),
+        ("prefill: {engine: vllm}", "prefill.engine: vllm cannot hand over"),
+        ("decode: {engine_args: {enforce_eager: true}}", "has no meaning for decode.engine native"),
+        (BOTH.replace("decode: {", "decode: {tensor_parallel: 2, "), "decode.tensor_parallel"),
+        (BOTH.replace("decode: {", "decode: {weights: int8, "), "decode.weights"),
+        (BOTH + "kv: {dtype: int8}", "kv.dtype"),
+        (BOTH.replace("decode: {", "decode: {speculation: {}, "), "decode.speculation"),
+        (BOTH.replace("decode: {", "decode: {kv: {block_size: 64}, "), "kv.block_size"),
+        (BOTH.replace("decode: {", "decode: {engine_args: [], "), "must be a mapping"),
+        (BOTH.replace("decode: {", "decode: {engine_args: {--x: 1}, "), "is not the name of an"),
+        ("prefill: {engine: sglang}", "must be 'native' or 'vllm'"),
+    ],
+)
+def test_values_of_the_other_engine_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(file)
+    assert message in refused.value.message
+
+
+def test_an_unknown_argument_is_named_with_a_near_one() -> None:
+    with pytest.raises(ConfigError, match=r"enforce_eagre .*; did you mean enforce_eager\?"):
+        check_names(["enforce_eagre"], ["enforce_eager", "seed"], "decode")
+    check_names(["seed"], ["enforce_eager", "seed"], "decode")
+
+
+def test_standby_workers_and_pool_switches_are_refused() -> None:
+    bound = config().bound_to_pools
+    assert bound is not None
+    assert bound[0] == "engine"
+
+
+def test_forced_variables_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    monkeypatch.setattr(arguments.os, "environ", environment)
+    set_variables()
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environment["VLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.mark.parametrize("found", ["0.31.2", "0.33.0", "1.32.0", "0.3", "0.320.1", "junk"])
+def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(version_check, "find_spec", lambda _: object())
+    monkeypatch.setattr(version_check, "version", lambda _: found)
+    with pytest.raises(ConfigError, match=f"and {found} is installed"):
+        version_check.check_version()
+
+
+@pytest.mark.parametrize("found", ["0.32.0", "0.32.4+cpu", "0.32.1.dev3"])
+def test_the_supported_release_is_taken(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(version_check, "find_spec", lambda _: object())
+    monkeypatch.setattr(version_check, "version", lambda _: found)
+    assert version_check.check_version() == found
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_missing_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, has_folder: bool) -> None:
+    """Also if a folder of that name is all that there is."""
+
+    def missing(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(version_check, "find_spec", lambda _: object() if has_folder else None)
+    monkeypatch.setattr(version_check, "version", missing)
+    with pytest.raises(ConfigError, match="which is not installed"):
+        version_check.check_version()
+
+
+def test_a_machine_without_vllm_is_found_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(version_check, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="which is not installed"):
+        check_machine(config(), is_local=True, starts_now=False)
+    check_machine(config(), is_local=False, starts_now=False)
