@@ -100,7 +100,8 @@ def _by_rule(keys: ShapeKeys, number: int) -> list[LayerKind]:
     if keys.flag("use_sliding_window"):
         first = keys.optional("max_window_layers")
         return ["sliding" if index >= first else "full" for index in range(number)]
-    return (["sliding"] if keys.model_type in _ALL_SLIDING else ["full"]) * number
+    every: LayerKind = "sliding" if keys.model_type in _ALL_SLIDING else "full"
+    return [every] * number
 
 
 def _every(number: int, period: int, others: LayerKind) -> list[LayerKind]:

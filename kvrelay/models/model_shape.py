@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvrelay.errors import ModelRefused
 from kvrelay.models.layer_kinds import LayerKind, layer_kinds
 from kvrelay.models.shape_keys import ShapeKeys
 from kvrelay.types.kv_layout import LayerKv
@@ -47,6 +46,13 @@ class FeedForward:
     experts: int = 0
     chosen: int = 0
 
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of the experts that the router chooses from."""
+        if self.experts <= self.chosen:
+            return 0
+        return (self.total - self.active) * self.experts // (self.experts - self.chosen)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -83,11 +89,7 @@ class ModelShape:
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts that routers choose from."""
-        return sum(
-            (one.total - one.active) * one.experts // (one.experts - one.chosen)
-            for one in self.feed_forward
-            if one.experts > one.chosen
-        )
+        return sum(one.expert_parameters for one in self.feed_forward)
 
     @property
     def dense_parameters(self) -> int:

@@ -110,8 +110,11 @@ class ShapeKeys:
         value = self.values.get(name)
         if value is None:
             return []
-        whole = isinstance(value, list) and all(type(one) is int for one in value)
-        if not whole or len(value) > MAX_LAYERS:
+        if (
+            not isinstance(value, list)
+            or not all(type(one) is int for one in value)
+            or len(value) > MAX_LAYERS
+        ):
             raise ModelRefused(
                 f"config.json: {name} is {str(value)[:60]!r}; it must be a list of at most "
                 f"{MAX_LAYERS} whole numbers"
