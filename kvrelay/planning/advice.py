@@ -60,10 +60,10 @@ class Advice:
         """The decision in one sentence, with figures."""
         if self.colocated is None:
             return (
-                f"Disaggregate: {self.devices} devices meet the SLO, and no colocated cluster "
+                f"Disaggregate: {_devices(self.devices)} meet the SLO, and no colocated cluster "
                 f"does: {self.no_colocation}."
             )
-        other = f"a colocated cluster takes {self.colocated.devices} devices"
+        other = f"a colocated cluster takes {_devices(self.colocated.devices)}"
         if self.devices is None:
             return f"Do not disaggregate: {other}, and no disaggregated one meets the SLO: " + (
                 f"{self.no_disaggregation}."
@@ -71,7 +71,8 @@ class Advice:
         if self.disaggregate:
             less = 1 - self.devices / self.colocated.devices
             return (
-                f"Disaggregate: {self.devices} devices meet the SLO, and {other}: {less:.0%} fewer."
+                f"Disaggregate: {_devices(self.devices)} meet the SLO, and {other}: {less:.0%} "
+                "fewer."
             )
         if self.devices == self.colocated.devices:
             return (
@@ -137,6 +138,10 @@ def advise(demand: Demand, kinds: Sequence[WorkerKind]) -> Advice:
     if prefill is None or decode is None:
         prefill = decode = None
     return Advice(prefill, decode, together, no_prefill or no_decode, no_merged)
+
+
+def _devices(number: int | None) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
 
 
 def _best(sizes: Sequence[PoolSize | str]) -> tuple[PoolSize | None, str]:

@@ -30,7 +30,8 @@ class Handoff:
     @property
     def hidden_share(self) -> float:
         """Share of the transfer that runs while the prompt is computed."""
-        return 1.0 - self.exposed_s / self.transfer_s if self.transfer_s else 1.0
+        # Sums of times may differ in the last digit.
+        return max(0.0, 1.0 - self.exposed_s / self.transfer_s) if self.transfer_s else 1.0
 
 
 def hand_off(

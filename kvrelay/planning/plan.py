@@ -49,7 +49,7 @@ class Question:
     kv_dtype: str | None = None
     kv_form: KvForm = "native"
     efficiency: Efficiency = field(default_factory=Efficiency)
-    chunk_tokens: int = 2048
+    chunk_tokens: int = 512
     users: int | None = None
     context: int | None = None
     # Bytes per second of the hand-off; None for the network of the devices.

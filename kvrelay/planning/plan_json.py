@@ -62,6 +62,7 @@ def plan_to_json(plan: Plan) -> Json:
             }
             for one in plan.users
         ],
+        "itl_seconds": question.slo.itl_s,
         "full_memory_step_seconds": plan.full_step_s,
         "roofline": {
             "operations_per_second": plan.roofline.operations_per_s,

@@ -1,9 +1,9 @@
 """Waiting in front of several servers. Pure.
 
-- Erlang's formulas: Erlang (1917); Cooper, "Introduction to Queueing Theory" (1981), section 3.4.
+- Erlang's formulas: Erlang (1917); Cooper, "Introduction to Queueing Theory" (1981), chapter 3.
 - Other than exponential times: the wait of M/M/c times (arrival SCV + service SCV) / 2, from Allen,
-  "Probability, Statistics, and Queueing Theory" (1990), section 5.3, and Whitt, "Approximations for
-  the GI/G/m Queue" (1993), section 2; its tail is exponential (Kingman 1961, heavy traffic).
+  "Probability, Statistics, and Queueing Theory" (1990), chapter 5, and Whitt, "Approximations for
+  the GI/G/m Queue" (1993); its tail is exponential (Kingman 1961, heavy traffic).
 - Square-root staffing: Halfin and Whitt, "Heavy-Traffic Limits for Queues with Many Exponential
   Servers" (1981), proposition 1.
 """

@@ -28,7 +28,7 @@ REFERENCES: list[tuple[str, str, str]] = [
     (
         "experts read by a step",
         "experts x (1 - (1 - chosen / experts) ^ tokens)",
-        "occupancy with an even router: Feller 1968, vol. 1, sec. IV.2",
+        "occupancy with an even router: Feller 1968, vol. 1, ch. IV",
     ),
     (
         "tensor parallelism",
@@ -43,12 +43,12 @@ REFERENCES: list[tuple[str, str, str]] = [
     (
         "prefill wait",
         "M/G/c: Erlang C x exp(-t / (spread / (c / S - rate))), spread = (Ca2 + Cs2) / 2",
-        "Allen 1990, sec. 5.3; Whitt 1993 (GI/G/m), sec. 2; Kingman 1961",
+        "Allen 1990, ch. 5; Whitt 1993 (GI/G/m); tail: Kingman 1961",
     ),
     (
         "decode slots",
         "Erlang C over workers x batch slots, grouped by (Ca2 + 1) / 2",
-        "Cooper 1981, sec. 3.4; Whitt 1984 (Hayward), sec. 1",
+        "Cooper 1981, ch. 3; Whitt 1984 (Hayward's approximation)",
     ),
     (
         "square-root staffing",

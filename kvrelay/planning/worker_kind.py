@@ -114,7 +114,7 @@ def slot_wait(slots: int, busy: float, arrival_scv: float) -> float:
 
     Arrivals more variable than Poisson's come in groups of z = (SCV + 1) / 2: Hayward's
     approximation divides slots and load by z (Whitt, "Heavy-Traffic Approximations for Service
-    Systems with Blocking", 1984, section 1).
+    Systems with Blocking", 1984).
     """
     group = max(1.0, (arrival_scv + 1) / 2)
     return erlang_c(int(slots / group), busy / group)
