@@ -113,7 +113,7 @@ def plan(
             record,
         )
     )
-    share = (1.0 if memory else 0.9) if memory_share is None else memory_share
+    share = (0.9 if memory is None else 1.0) if memory_share is None else memory_share
     question = Question(
         model=planned_model(model, weights, weight_memory),
         device=chosen,
@@ -126,7 +126,7 @@ def plan(
         chunk_tokens=chunk_tokens,
         users=users,
         context=context,
-        link=parse_bytes(link, "--link") * link_efficiency if link else None,
+        link=None if link is None else parse_bytes(link, "--link") * link_efficiency,
         workload=workload,
         price=price,
         costs=None if costs is None else _costs(costs),
@@ -164,9 +164,9 @@ def _device(
 
     found = find_device(name or _DEFAULT_DEVICE)
     given = {
-        "memory": memory and parse_bytes(memory, "--memory"),
-        "bandwidth": bandwidth and parse_bytes(bandwidth, "--bandwidth"),
-        "link": link and parse_bytes(link, "--link"),
+        "memory": None if memory is None else parse_bytes(memory, "--memory"),
+        "bandwidth": None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"),
+        "link": None if link is None else parse_bytes(link, "--link"),
         "rate": tflops if tflops is None else check_number(tflops, "--tflops", 1e-6, 1e9),
     }
     told = [key for key, value in given.items() if value]

@@ -32,7 +32,7 @@ function summary() {
     element("div", { class: "label" }, label), element("div", { class: "value" }, value), element("div", { class: "note" }, note))));
 }
 
-function top() {
+function pageHead() {
   const model = PLAN.model;
   document.getElementById("top").append(
     element("h1", {}, `${model.name} on ${PLAN.devices} × ${PLAN.device.full_name}`),
@@ -99,7 +99,7 @@ function tables() {
     card("Hand-offs", null, table(["prompt, tokens", "bytes", "transfer", "prefill", "exposed", "hidden"], handoffs)));
 }
 
-top();
+pageHead();
 document.getElementById("main").replaceChildren(summary(), ...cluster(),
   ...block("What bounds it"), plots(), ...block("Figures"), tables(),
   ...block("Formulas and sources"), element("div", { class: "stack" },
