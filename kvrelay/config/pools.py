@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from kvrelay.config.section import MAX_POOL, Memory, PositiveInt, Section
+from kvrelay.config.section import MAX_POOL, KvMemory, PositiveInt, Section
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _MAX_CORES = 4096
@@ -42,7 +42,7 @@ class KvConfig(Section):
     # Tokens; the CPU kernels read this many at once.
     block_size: BlockSize = 32
     # Bytes per worker.
-    memory: Memory = 2**30
+    memory: KvMemory = 2**30
     digest: bool = True
     prefix_cache: bool = True
 
@@ -52,7 +52,7 @@ class PoolKvConfig(Section):
 
     dtype: KvDtype | None = None
     block_size: BlockSize | None = None
-    memory: Memory | None = None
+    memory: KvMemory | None = None
 
 
 class Resources(Section):

@@ -14,9 +14,10 @@ from kvrelay.planning.disaggregated import missed_ttft
 from kvrelay.planning.queueing import Wait
 from kvrelay.planning.worker_kind import SPARE, WorkerKind, largest, slot_wait, smallest
 
-# Tokens of the smallest and the largest chunk.
+# Tokens of the smallest chunk, and the largest chunks that are tried: a large chunk delays the
+# answers beside it, which then hold their KV for longer.
 _LEAST_CHUNK = 16
-_MOST_CHUNK = 8192
+_MOST_CHUNKS = (256, 512, 2048, 8192)
 _ROUNDS = 30
 
 
@@ -81,7 +82,16 @@ def colocated(demand: Demand, kind: WorkerKind) -> ColocatedSize | str:
 def _evaluate(
     demand: Demand, kind: WorkerKind, workers: int, most: int, mean: float
 ) -> ColocatedSize | None:
-    """Returns how `workers` workers do; None if they cannot carry the load.
+    """Returns how `workers` workers do with the best chunks; None if they cannot carry the load."""
+    tried = [_with_chunks(demand, kind, workers, most, mean, cap) for cap in _MOST_CHUNKS]
+    able = [one for one in tried if one is not None]
+    return min(able, key=lambda one: one.missed, default=None)
+
+
+def _with_chunks(
+    demand: Demand, kind: WorkerKind, workers: int, most: int, mean: float, cap: int
+) -> ColocatedSize | None:
+    """Returns how `workers` workers do with chunks of at most `cap` tokens.
 
     Finds the batch at which the tokens that arrive equal those that leave. Steps with a chunk are
     as long as the ITL allows, and others as long as a decode step.
@@ -93,7 +103,7 @@ def _evaluate(
     for _ in range(_ROUNDS):
         # Room for the variation of the batch.
         peak = min(float(most), batch + SPARE * math.sqrt(batch))
-        chunk = _chunk(kind, half, peak, mean, slo.itl_s)
+        chunk = _chunk(kind, half, peak, mean, slo.itl_s, cap)
         if chunk < _LEAST_CHUNK:
             return None
         services = [
@@ -121,11 +131,11 @@ def _evaluate(
     )
 
 
-def _chunk(kind: WorkerKind, before: float, batch: float, mean: float, itl_s: float) -> int:
+def _chunk(
+    kind: WorkerKind, before: float, batch: float, mean: float, itl_s: float, cap: int
+) -> int:
     """Returns the tokens of the largest chunk beside a batch that the ITL allows."""
-    return largest(
-        lambda size: kind.costs.mixed_s(size, before, batch, batch * mean) <= itl_s, _MOST_CHUNK
-    )
+    return largest(lambda size: kind.costs.mixed_s(size, before, batch, batch * mean) <= itl_s, cap)
 
 
 def _prompt_s(

@@ -36,7 +36,7 @@ function pageHead() {
   const model = PLAN.model;
   document.getElementById("top").append(
     element("h1", {}, `${model.name} on ${PLAN.devices} × ${PLAN.device.full_name}`),
-    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${scaled(model.parameters, "")}parameters, ${scaled(model.active_parameters, "")}active per token; ${model.layers} layers: ${model.attention}`),
+    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${exact(model.parameters / 1e9)} B parameters, ${exact(model.active_parameters / 1e9)} B active per token; ${model.layers} layers: ${model.attention}`),
     element("div", { class: "chips" }, element("span", { class: "chip" }, element("b", {}, "model "), model.source), element("span", { class: "chip" }, element("b", {}, "device "), PLAN.device.source)),
     ...PLAN.notes.map((one) => element("div", { class: "banner" }, one)));
 }
