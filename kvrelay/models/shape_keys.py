@@ -13,10 +13,12 @@ _LARGEST = 2**31
 # A model with more would not load; the bound keeps an odd configuration from taking memory.
 MAX_LAYERS = 4096
 _MAX_HEADS = 2**16
+# Families that have no grouped heads, whatever the file says.
+_NO_GROUPS = {"gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "bloom", "codegen", "xglm", "biogpt"}
 # Families whose missing key means as many KV heads as query heads.
 _AS_MANY_KV_HEADS = {
-    *("llama", "gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "bloom", "phi", "olmo", "olmo2"),
-    *("codegen", "mpt", "xglm", "biogpt", "stablelm", "persimmon", "cohere", "granite", "phi3"),
+    *("llama", "phi", "olmo", "olmo2", "mpt", "stablelm", "persimmon", "cohere", "granite"),
+    "phi3",
 }
 # Sizes that config.json of a family may leave out. Source: the configuration classes of
 # transformers, where the published files rely on them.
@@ -156,11 +158,13 @@ class ShapeKeys:
     def _kv_heads(self) -> int:
         if self.model_type == "falcon" and not self.flag("new_decoder_architecture"):
             return 1 if self.flag("multi_query") is not False else self.heads
+        if self.model_type == "gpt_bigcode":
+            return 1 if self.flag("multi_query") is not False else self.heads
+        if self.model_type in _NO_GROUPS:
+            return self.heads
         found = self.optional("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
         if found:
             return found
-        if self.model_type == "gpt_bigcode" and self.flag("multi_query") is not False:
-            return 1
         if self.model_type in _AS_MANY_KV_HEADS:
             return self.heads
         return self.size("num_key_value_heads")

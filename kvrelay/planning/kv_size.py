@@ -55,7 +55,7 @@ class KvSize:
         left, slope, at = num_bytes, self.bytes_per_token, 0.0
         for window, each in sorted(self._windows):
             needed = slope * (window - at)
-            if needed >= left:
+            if needed > left * (1 + 1e-12):
                 break
             left, slope, at = left - needed, slope - each, float(window)
         # Sums of parts may leave a rest instead of 0.

@@ -80,8 +80,7 @@ class Roofline:
         Operations: 2 per parameter and token, and 2 heads (k_dim + v_dim) per pair of tokens and
         layer. Bytes: weights; earlier and new KV.
         """
-        pairs = tokens * before + tokens * (tokens + 1) / 2
-        operations = self._pair_operations(pairs, tokens)
+        operations = self._attention_operations(tokens, before)
         return self.matrices(tokens), Work(operations, self.kv.sequence_bytes(before + tokens))
 
     def decode_parts(self, batch: float, context_tokens: float) -> tuple[Work, Work]:
@@ -89,7 +88,7 @@ class Roofline:
         together: of the matrices, and of the attention.
         """
         each = context_tokens / batch if batch else 0.0
-        operations = batch * self._pair_operations(each, 1)
+        operations = batch * self._attention_operations(1, max(0.0, each - 1))
         moved = batch * self.kv.sequence_bytes(each)
         return self.matrices(batch), Work(operations, moved)
 
@@ -156,7 +155,7 @@ class Roofline:
         """
         chunk = self.prefill_s(chunk_tokens)
         # Attention of a token to one earlier token.
-        pair = self._pair_operations(1.0, 1.0) / self.operations_per_s
+        pair = self._attention_operations(1, 0) / self.operations_per_s
         read = self.memory.read_bytes(batch) / self.bytes_per_s + self._all_reduce_s(0)
         kv = self.kv.bytes_per_old_token or self.kv.bytes_per_token
         context_token = kv / self.bytes_per_s
@@ -184,16 +183,12 @@ class Roofline:
     def _parameters(self) -> int:
         return matrix_parameters(self.memory.shape)
 
-    def _pair_operations(self, pairs: float, tokens: float) -> float:
-        """Returns the operations of attention over `pairs` pairs of tokens. A window bounds the
-        pairs of its layers.
-        """
-        total = 0.0
-        heads = self.memory.shape.heads
-        for (width, window), count in self._widths.items():
-            seen = min(pairs, tokens * window) if window else pairs
-            total += 2.0 * count * heads * width * seen
-        return total
+    def _attention_operations(self, tokens: float, before: float) -> float:
+        """Returns the operations of the attention of `tokens` tokens after `before` tokens."""
+        return sum(
+            2.0 * count * self.memory.shape.heads * width * _pairs(tokens, before, window)
+            for (width, window), count in self._widths.items()
+        )
 
     @cached_property
     def _widths(self) -> dict[tuple[int, int], int]:
@@ -215,3 +210,14 @@ class Roofline:
         moved = 2 * (degree - 1) / degree * tokens * shape.hidden * _ACTIVATION_BYTES
         each = _ALL_REDUCE_S + moved / (self.device.link * self.efficiency.link)
         return 2 * len(shape.layers) * each
+
+
+def _pairs(tokens: float, before: float, window: int) -> float:
+    """Returns the pairs of a token and one that it attends to: each of `tokens` tokens after
+    `before` tokens sees itself, those before it, and at most `window` together. A window of 0 is
+    none.
+    """
+    if window and before + tokens > window:
+        growing = max(0.0, window - before)
+        return _pairs(growing, before, 0) + (tokens - growing) * window
+    return tokens * before + tokens * (tokens + 1) / 2
