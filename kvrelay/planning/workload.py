@@ -13,7 +13,7 @@ from kvrelay.errors import FailedPrecondition
 MAX_LENGTHS = 2000
 # Tokens of a prompt or an answer.
 _MAX_TOKENS = 10**8
-# Parts of a trace in which the busiest one is looked for, and their least length in seconds.
+# The busiest window has this part of a recording, and at least this length in seconds.
 _PARTS = 60
 _LEAST_PART_S = 60.0
 # A gap is a hole if it is longer than this share of the trace, and longer than this time.
@@ -125,23 +125,18 @@ def recorded(
 
 
 def _busiest(times: Sequence[float], span: float) -> tuple[float, float]:
-    """Returns the rate of the busiest part, and the SCV of the times between its arrivals."""
+    """Returns the rate of the busiest window, and the SCV of the times between its arrivals."""
     part = min(span, max(_LEAST_PART_S, span / _PARTS))
-    parts: dict[int, list[float]] = {}
-    for at in times:
-        # The last part may be incomplete, and counts to the part before.
-        index = min(int((at - times[0]) / part), max(0, int(span / part) - 1))
-        parts.setdefault(index, []).append(at)
-    rates = {index: len(found) / part for index, found in parts.items()}
-    last = max(0, int(span / part) - 1)
-    # Its length differs.
-    rates[last] = len(parts.get(last, ())) / (span - last * part)
-    best = max(rates, key=lambda index: rates[index])
-    found = parts[best]
-    gaps = [after - before for before, after in pairwise(found)]
-    if len(gaps) < _FEW:
-        return rates[best], 1.0
-    mean = fsum(gaps) / len(gaps)
-    if mean <= 0:
-        return rates[best], 1.0
-    return rates[best], fsum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+    best, first, after = (0, 0), 0, 0
+    for first, at in enumerate(times):
+        while after < len(times) and times[after] <= at + part:
+            after += 1
+        best = max(best, (after - first, first))
+    number, first = best
+    gaps = [later - before for before, later in pairwise(times[first : first + number])]
+    # A window that begins with an arrival has one more than its rate says.
+    rate = max(1, number - 1) / part
+    mean = fsum(gaps) / len(gaps) if gaps else 0.0
+    if len(gaps) < _FEW or mean <= 0:
+        return rate, 1.0
+    return rate, fsum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
