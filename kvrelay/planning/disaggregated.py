@@ -16,8 +16,8 @@ from kvrelay.planning.queueing import Wait, square_root_servers
 from kvrelay.planning.worker_kind import WorkerKind, slot_wait, smallest
 
 # Parts of the requests that may miss the SLO which each pool may cause.
-_PREFILL_PART = 0.75
-_DECODE_PART = 0.25
+_PREFILL_PART = 0.95
+_DECODE_PART = 0.05
 
 
 @dataclass(frozen=True, slots=True)

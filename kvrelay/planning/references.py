@@ -68,6 +68,6 @@ ASSUMPTIONS: list[str] = [
     "An all-reduce has a latency of 10 us; a step has no other fixed cost.",
     "Experts are chosen evenly. Speculation is off. Prefix caches hold --cached-share of the "
     "prompts.",
-    "Hand-offs take at most 70 % of a link. Three quarters of the requests that may miss the SLO "
+    "Hand-offs take at most 70 % of a link. Of the requests that may miss the SLO, 95 % "
     "are left to the prefill pool.",
 ]

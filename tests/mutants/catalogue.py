@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     of_inputs,
     of_models,
+    of_planning,
     of_router,
     of_scaling,
     of_security,
@@ -24,5 +25,6 @@ _MODULES = (
     of_security,
     of_inputs,
     of_tenants,
+    of_planning,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)
