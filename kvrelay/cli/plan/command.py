@@ -189,6 +189,8 @@ def _costs(file: Path) -> StepCostModel:
     from kvrelay.planning.step_cost_model import StepCostModel
 
     try:
+        if file.exists() and not file.is_file():
+            raise typer.BadParameter(f"--costs {file} is not a regular file.")
         if file.stat().st_size > _MAX_COSTS:
             raise FailedPrecondition(f"{file}: too large for step costs")
         return StepCostModel.parse(file.read_text(encoding="utf-8"))

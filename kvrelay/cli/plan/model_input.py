@@ -55,7 +55,7 @@ def _found(name: str, weights: str | None) -> PlannedModel:
 
     try:
         resolved = resolve_model(name)
-    except (NotFound, ValueError) as error:
+    except (NotFound, ValueError, OSError) as error:
         near = get_close_matches(name.lower(), model_names(), 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise NotFound(

@@ -94,8 +94,7 @@ def _traced(given: WorkloadOptions, trace: Path) -> Workload:
     from kvrelay.cli.loadtest.options import replay
     from kvrelay.loadtest.traces.trace import TraceError
 
-    if not trace.exists():
-        raise typer.BadParameter(f"--trace {trace} does not exist.")
+    _is_there("--trace", trace, or_folder=True)
     _no_burstiness(given)
     try:
         load = replay(
@@ -132,8 +131,7 @@ def _traced(given: WorkloadOptions, trace: Path) -> Workload:
 def _recorded(given: WorkloadOptions, record: Path) -> Workload:
     from kvrelay.loadtest.report.report_file import load_report
 
-    if not record.exists():
-        raise typer.BadParameter(f"--record {record} does not exist.")
+    _is_there("--record", record)
     _no_burstiness(given)
     for name, value in (
         ("--prompt-tokens", given.prompt_tokens),
@@ -157,6 +155,19 @@ def _recorded(given: WorkloadOptions, record: Path) -> Workload:
         share,
     )
     return replace(found, source=f"{record}, {len(kept):,} answered requests")
+
+
+def _is_there(option: str, path: Path, *, or_folder: bool = False) -> None:
+    """Raises BadParameter for a path that is not there, and for a device or a pipe, which may have
+    no end.
+    """
+    try:
+        if path.is_file() or (or_folder and path.is_dir()):
+            return
+        what = "is not a regular file" if path.exists() else "does not exist"
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    raise typer.BadParameter(f"{option} {path!s:.200} {what}.")
 
 
 def _no_burstiness(given: WorkloadOptions) -> None:
