@@ -43,7 +43,8 @@ def check(
     from kvrelay.process.machine import Machine
 
     loaded = load_config(config, {} if model is None else {"model.path": model})
-    pools, machine = plan_memory(loaded), Machine.here()
+    machine = Machine.here()
+    pools = plan_memory(loaded, machine)
     problem = ""
     try:
         check_machine(loaded, is_local=True, starts_now=False)
@@ -80,6 +81,9 @@ def _print(
     if machine.gpus and not any(config.pool(one.pool).resources.num_gpus for one in pools):
         console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
     console.print(_memory_table(pools))
+    for one in pools:
+        if one.auto:
+            console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
     total = sum(
         one.workers * (one.kv_bytes + (one.weight_bytes or 0) + one.host_tier_bytes)
         for one in pools
@@ -140,9 +144,9 @@ def _memory_table(pools: tuple[PoolMemory, ...]) -> Table:
             one.pool,
             str(one.workers),
             "not downloaded" if one.weight_bytes is None else render.size(one.weight_bytes),
-            render.size(one.kv_bytes),
-            f"{one.kv_tokens:,}" if known else "-",
+            render.size(one.kv_bytes) if one.kv_bytes else "auto",
+            f"{one.kv_tokens:,}" if known and one.kv_bytes else "-",
             f"{one.longest_sequence:,}" if known else "-",
-            f"{one.sequences:,}" if known else "-",
+            f"{one.sequences:,}" if known and one.kv_bytes else "-",
         )
     return table

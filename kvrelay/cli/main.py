@@ -29,6 +29,7 @@ from kvrelay.cli import (
 )
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
+from kvrelay.cli.plan import command as plan
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 
@@ -43,6 +44,7 @@ app = App(
 for command in (
     serve.serve,
     check.check,
+    plan.plan,
     demo.demo,
     verify.verify,
     generate.generate,

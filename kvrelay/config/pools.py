@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kvrelay.config.engine import EngineArguments, EngineName
-from kvrelay.config.section import MAX_POOL, BadValue, Memory, PositiveInt, Section
+from kvrelay.config.section import MAX_POOL, BadValue, KvMemory, PositiveInt, Section
 from kvrelay.config.tiers import TierConfig, check_tiers
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
@@ -44,7 +44,7 @@ class KvConfig(Section):
     # Tokens; the CPU kernels read this many at once.
     block_size: BlockSize = 32
     # Bytes per worker.
-    memory: Memory = 2**30
+    memory: KvMemory = 2**30
     digest: bool = True
     prefix_cache: bool = True
     # Where evicted blocks go, nearest first.
@@ -67,7 +67,7 @@ class PoolKvConfig(Section):
 
     dtype: KvDtype | None = None
     block_size: BlockSize | None = None
-    memory: Memory | None = None
+    memory: KvMemory | None = None
     tiers: tuple[TierConfig, ...] | None = None
 
     @model_validator(mode="after")

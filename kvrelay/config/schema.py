@@ -256,6 +256,14 @@ class ClusterConfig(Section):
             return "tensor_parallel", "is not 1, and ranks load their weights with each role"
         return None
 
+    def workers_on_host(self, cores: int) -> int:
+        """Returns how many workers of both pools a host with `cores` cores may have, at the start:
+        Ray reserves cores for each.
+        """
+        number = sum(self.pool(pool).replicas for pool in POOLS)
+        reserved = min(self.pool(pool).resources.num_cpus for pool in POOLS)
+        return max(1, min(number, int(cores / reserved)) if reserved else number)
+
     def pool(self, name: PoolName) -> PrefillConfig | DecodeConfig:
         """Returns the section of a pool."""
         return self.prefill if name == "prefill" else self.decode

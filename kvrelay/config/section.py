@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -13,6 +13,20 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
+def _auto_or_size(value: str | int) -> str | int:
+    if value == "auto":
+        return value
+    try:
+        size = parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+    if size <= 0:
+        raise ValueError(f"must be above 0, not {value!r}; write a size such as 1GiB, or auto")
+    return size
+
+
+# auto: each worker chooses by its device and host.
+KvMemory = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)]
 # A file of the user's. The empty path would stand for the folder of the configuration.
 FilePath = Annotated[str, Field(min_length=1)]
 # Number of workers of one pool.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Literal
@@ -31,6 +31,9 @@ from kvrelay.engine.sampling.sampler import Sampled, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types.kv_layout import KvLayout
+
+# (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
+ChooseKvBytes = Callable[[LoadedModel, KvLayout, int], int]
 
 
 class ModelRunner:
@@ -106,7 +109,7 @@ class ModelRunner:
         dtype: str = "auto",
         block_size: int = 32,
         kv_dtype: Literal["auto", "int8"] = "auto",
-        kv_bytes: int,
+        kv_bytes: int | ChooseKvBytes,
         max_model_len: int | None = None,
         device: str = "cpu",
         threads: int | None = None,
@@ -156,14 +159,15 @@ class ModelRunner:
         *,
         block_size: int = 32,
         kv_dtype: Literal["auto", "int8"] = "auto",
-        kv_bytes: int,
+        kv_bytes: int | ChooseKvBytes,
         max_model_len: int | None = None,
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
         adapter_slots: int = 0,
     ) -> ModelRunner:
-        """Allocates up to `kv_bytes` for KV on the model's device.
+        """Allocates up to `kv_bytes` for KV on the model's device. A function chooses the bytes
+        when the model is loaded, and may raise ConfigError.
 
         - kv_dtype: auto is the dtype that the model attends in.
         - weights: auto is the dtype that they have.
@@ -190,6 +194,8 @@ class ModelRunner:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
+        if not isinstance(kv_bytes, int):
+            kv_bytes = kv_bytes(loaded, layout, longest)
         _check_memory(layout, kv_bytes, longest)
         device = loaded.model.device
         num_blocks = kv_bytes // layout.block_bytes

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvrelay.config.pools import DecodeConfig, PrefillConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, NotFound
 from kvrelay.models import is_on_hub, local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files, has_weights
 from kvrelay.models.model_json import read_model_json
 from kvrelay.models.model_size import kv_layout, longest_sequence, model_dtype, weight_bytes
+from kvrelay.planning.auto_kv_memory import (
+    PROCESS_BYTES,
+    AutoKv,
+    Room,
+    activation_bytes,
+    choose_kv_memory,
+)
+from kvrelay.process.free_memory import available_bytes
+from kvrelay.process.machine import Machine
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.types.workers import POOLS, PoolName
 
 
@@ -30,6 +41,8 @@ class PoolMemory:
     block_size: int
     # Tokens of the longest sequence that a request may have.
     longest_sequence: int
+    # Why `kv.memory: auto` chooses these bytes, or why they are unknown. Empty for a size.
+    auto: str = ""
     # Tiers behind the KV cache: bytes of host memory, bytes of files, and their folder.
     host_tier_bytes: int = 0
     disk_tier_bytes: int = 0
@@ -51,8 +64,11 @@ class PoolMemory:
         return self.kv_bytes // self.least_kv_bytes if self.least_kv_bytes else 0
 
 
-def plan_memory(config: ClusterConfig) -> tuple[PoolMemory, ...]:
-    """Returns the memory of each pool. Raises ConfigError if there is no such model, and
+def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[PoolMemory, ...]:
+    """Returns the memory of each pool. machine: the one that the workers run on, for `kv.memory:
+    auto`; None if it is unknown.
+
+    Raises ConfigError if there is no such model or `auto` leaves too little for a sequence, and
     ModelRefused for damaged files.
 
     The KV of models with unusual layers is unknown here: the worker computes it from the loaded
@@ -76,20 +92,63 @@ def plan_memory(config: ClusterConfig) -> tuple[PoolMemory, ...]:
         packs = not section.resources.num_gpus and section.tensor_parallel == 1
         weights = tensors and weight_bytes(tensors, dtype, section.weights, packs=packs)
         layout = kv_layout(model, kv.block_size, kv.dtype, dtype) if longest else None
-        block_bytes = layout.block_bytes if layout else 0
         tiers = {one.kind: one for one in kv.tiers}
         host, disk = tiers.get("host"), tiers.get("disk")
-        return PoolMemory(
+        found = PoolMemory(
             pool,
             section.replicas,
             weights or None,
-            kv.memory,
-            block_bytes,
+            0,
+            layout.block_bytes if layout else 0,
             kv.block_size,
             longest or 0,
-            0 if host is None else host.size,
-            0 if disk is None else disk.size,
-            "" if disk is None else disk.path,
+            host_tier_bytes=0 if host is None else host.size,
+            disk_tier_bytes=0 if disk is None else disk.size,
+            disk_tier_path="" if disk is None else disk.path,
         )
+        if kv.memory != "auto":
+            return replace(found, kv_bytes=kv.memory)
+        if unknown := _unknown(found, section, machine):
+            return replace(
+                found, auto=f"the worker chooses when it has loaded the model: {unknown}"
+            )
+        assert machine is not None
+        assert layout is not None
+        chosen = _choose(config, machine, found, layout, activations)
+        return replace(found, kv_bytes=chosen.kv_bytes, auto=chosen.reason)
 
+    slots = config.decode.max_batch
+    tokens = max(config.prefill.chunk_tokens, config.decode.chunk_tokens + slots)
+    activations = activation_bytes(model, dtype, tokens, slots)
     return tuple(map(of, POOLS))
+
+
+def _unknown(
+    found: PoolMemory, section: PrefillConfig | DecodeConfig, machine: Machine | None
+) -> str:
+    """Returns what is not known before the worker starts, or an empty text."""
+    if machine is None:
+        return "its host is not known"
+    if section.resources.num_gpus:
+        return "the memory of its GPU is not known"
+    if not found.block_bytes:
+        return "the layers are unusual"
+    return "" if found.weight_bytes is not None else "the weights are not downloaded"
+
+
+def _choose(
+    config: ClusterConfig, machine: Machine, found: PoolMemory, layout: KvLayout, activations: int
+) -> AutoKv:
+    workers = config.workers_on_host(machine.cores)
+    # A worker chooses when the weights are loaded.
+    loaded = workers * ((found.weight_bytes or 0) + PROCESS_BYTES + found.host_tier_bytes)
+    available = max(0, available_bytes(machine.memory_bytes) - loaded)
+    room = Room(machine.memory_bytes, available, workers)
+    return choose_kv_memory(
+        room,
+        layout,
+        longest=found.longest_sequence,
+        max_batch=config.decode.max_batch,
+        weight_bytes=found.weight_bytes or 0,
+        activation_bytes=activations,
+    )

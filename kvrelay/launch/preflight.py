@@ -38,7 +38,8 @@ def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = T
         load_tokens(Path(config.security.tokens_file))
     Credentials.internal(config.security, "router")
     Credentials.public(config.security)
-    pools = plan_memory(config)
+    machine = Machine.here()
+    pools = plan_memory(config, machine if is_local else None)
     _check_kv(pools)
     if starts_now:
         _check_ports(config)
@@ -49,7 +50,6 @@ def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = T
         Credentials.internal(config.security, "worker")
         _check_room(SHORT_PARENT, "Ray keeps its sockets and logs there")
         check_shared_memory(_SHARED_MEMORY)
-        machine = Machine.here()
         _check_pools(config, machine.memory_bytes)
         _check_memory(config, pools, machine.memory_bytes)
         for one in pools:
@@ -62,7 +62,7 @@ def _check_kv(pools: tuple[PoolMemory, ...]) -> None:
     when it has loaded the model; this check is faster and covers common architectures.
     """
     for one in pools:
-        if one.workers and one.kv_bytes < one.least_kv_bytes:
+        if one.workers and not one.auto and one.kv_bytes < one.least_kv_bytes:
             raise ConfigError(
                 f"kv.memory: {one.kv_bytes} bytes of a {one.pool} worker do not hold one sequence "
                 f"of model.max_model_len = {one.longest_sequence} tokens, which takes "

@@ -8,22 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from kvrelay.errors import ModelRefused
 from kvrelay.models.model_files import StoredTensor
-from kvrelay.types.kv_layout import DTYPE_BYTES, KvLayout, LayerKv
+from kvrelay.models.model_shape import model_shape
+from kvrelay.types.kv_layout import DTYPE_BYTES, KvLayout
 
-# Keys of models whose KV has other sizes than heads times dimension.
-_LATENT = {
-    "global_head_dim",
-    "kv_lora_rank",
-    "num_global_key_value_heads",
-    "num_kv_shared_layers",
-    "v_head_dim",
-}
 # Parts of the names of embeddings, which stay in the model's dtype.
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 _HEADS = ("lm_head", "embed_out")
-# A model with more would not load; the bound keeps an odd configuration from taking memory here.
-_MAX_LAYERS = 4096
 # Dtypes of safetensors that are converted to the dtype of the model.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -32,25 +24,19 @@ def kv_layout(
     model: Mapping[str, Any], block_size: int, kv_dtype: str, dtype: str
 ) -> KvLayout | None:
     """Returns the layout of the model's KV. Returns None for a configuration without the usual
-    keys, whose layout is known when the model is loaded.
+    sizes, whose layout is known when the model is loaded.
 
     model: the content of config.json. block_size: tokens. kv_dtype: int8, or auto for the dtype of
     the model. dtype: in which the model computes, from `model_dtype`.
     """
-    layers: Any = model.get("num_hidden_layers")
-    heads: Any = model.get("num_key_value_heads")
-    dim: Any = model.get("head_dim")
-    sizes = [layers, heads]
-    if dim is None:
-        sizes += [model.get("hidden_size"), model.get("num_attention_heads")]
-    else:
-        sizes.append(dim)
-    if not all(map(_is_size, sizes)) or _LATENT & model.keys():
+    try:
+        layers = model_shape(model).layers
+    except ModelRefused:
         return None
-    if dim is None:
-        dim = model["hidden_size"] // model["num_attention_heads"]
     held = dtype if kv_dtype == "auto" else kv_dtype
-    return KvLayout((LayerKv(heads, dim, dim),) * min(layers, _MAX_LAYERS), block_size, held)
+    kept = tuple(layer.kv for layer in layers if layer.kv is not None)
+    # A layer with a state, or with the KV of another one, is refused when the model is loaded.
+    return KvLayout(kept, block_size, held) if len(kept) == len(layers) else None
 
 
 def model_dtype(model: Mapping[str, Any], dtype: str) -> str:

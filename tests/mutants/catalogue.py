@@ -6,6 +6,7 @@ from mutants import (
     of_adapters,
     of_inputs,
     of_models,
+    of_planning,
     of_router,
     of_scaling,
     of_security,
@@ -28,5 +29,6 @@ _MODULES = (
     of_tenants,
     of_tiers,
     of_adapters,
+    of_planning,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -15,7 +15,7 @@ MAX_LEN = 192
 WINDOW = 8  # tokens; shorter than the prompts of the tests
 EOS = 1
 
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -75,7 +75,7 @@ def build(architecture: str, folder: Path, **overrides: Any) -> Path:
     """Saves a model of `architecture` with weights from a fixed seed, in float32, and returns its
     folder.
     """
-    settings = {**_BASE, **SERVED.get(architecture, {}), **overrides}
+    settings = {**BASE, **SERVED.get(architecture, {}), **overrides}
     config = AutoConfig.for_model(
         architecture, **{k: v for k, v in settings.items() if v is not None}
     )

@@ -174,50 +174,13 @@ function ganttTip(one) {
 
 // Goodput against rate
 
-function panel(title, sub, unit, series, options) {
-  const all = series.flatMap((one) => one.points);
-  const rates = all.map((one) => one[0]);
-  const plot = chart(230, title, (svg, width) => {
-    const [left, right, top, base] = [48, width - 14, 12, 190];
-    const low = Math.min(...rates);
-    const high = Math.max(...rates);
-    const wide = high > 6 * low;
-    const x = scale(wide ? low * 0.9 : 0, high * 1.05, left, right, wide);
-    const most = options.high ?? Math.max(...all.map((one) => one[1])) * 1.08;
-    const grid = ticks(0, most, 4);
-    const y = scale(0, Math.max(most, 1e-9), base, top);
-    yGrid(svg, y, grid.filter((value) => value <= most), left, right, options.format);
-    xAxis(svg, x, wide ? logTicks(low * 0.9, high * 1.05) : ticks(0, high, Math.max(3, width / 80)), base, number, "requests per second", left, right);
-    for (const [value, text] of options.limits ?? []) {
-      if (value > most) continue;
-      shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "slo" }, svg);
-      shape("text", { x: left + 4, y: y(value) - 5, class: "slo-text" }, svg, text);
-    }
-    if (DATA.sweep.best) {
-      const at = x(DATA.sweep.best);
-      shape("line", { x1: at, x2: at, y1: top, y2: base, class: "mark" }, svg);
-      const end = at > right - 100;
-      shape("text", { x: at + (end ? -6 : 6), y: base - 8, class: "strong", "text-anchor": end ? "end" : "start" }, svg, `${number(DATA.sweep.best)}/s`);
-    }
-    for (const one of series) {
-      const points = one.points.map(([rate, value]) => [x(rate), y(Math.min(value, most))]);
-      shape("path", { d: path(points), fill: "none", stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash || "none" }, svg);
-      if (one.dash) continue;
-      one.points.forEach(([rate, value], index) => {
-        const dot = shape("circle", { cx: points[index][0], cy: points[index][1], r: 4.5, fill: one.colour, stroke: "var(--card)", "stroke-width": 1.5 }, svg);
-        dot.addEventListener("pointermove", (event) => showTip(event, [[one.colour, `${options.format(value)}${unit} at ${number(rate)} requests/s`], [null, one.name]]));
-        dot.addEventListener("pointerleave", hideTip);
-      });
-    }
-  });
-  return card(title, sub, series.length > 1 ? legend(series.map((one) => [one.colour, one.name, "line"])) : null, plot);
-}
-
 function sweep() {
-  const { runs, attainment, slos } = DATA.sweep;
+  const { runs, attainment, slos, best } = DATA.sweep;
   const of = (pick) => runs.map((one) => [one.rate, pick(one)]);
   const stat = (name, which) => runs.filter((one) => one.latencies[name]).map((one) => [one.rate, one.latencies[name][which] * 1000]);
   const pair = (name) => [{ name: "median", colour: colour("prefill"), points: stat(name, "median") }, { name: "p99", colour: colour("handoff"), points: stat(name, "p99") }];
+  const mark = best ? [best, `${number(best)}/s`] : null;
+  const panel = (title, sub, unit, series, options) => curves(title, sub, series, { unit, mark, xUnit: "requests per second", ...options });
   const limit = (metric) => (slos[metric] ? [[slos[metric], `SLO ${number(slos[metric])} ms`]] : []);
   return element("div", { class: "grid" },
     panel("Requests within every objective", `The target is at least ${percent(attainment)}.`, "", [{ name: "within every objective", colour: colour("decode"), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),

@@ -19,6 +19,7 @@ from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.models.adapters.adapter_files import read_adapter
 from kvrelay.process.telemetry import get_logger
+from kvrelay.worker.runtime.auto_memory import AutoMemory
 from kvrelay.worker.runtime.heap import keep_freed_memory
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.steps.step_watch import POLL_S
@@ -105,7 +106,7 @@ def _load(
     options: dict[str, Any] = {
         "block_size": kv.block_size,
         "kv_dtype": kv.dtype,
-        "kv_bytes": kv.memory,
+        "kv_bytes": AutoMemory(settings) if kv.memory == "auto" else kv.memory,
         "max_model_len": config.model.max_model_len,
         "weights": pool.weights,
         "adapter_slots": config.adapters.max_loaded,

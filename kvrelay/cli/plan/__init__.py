@@ -1,0 +1,1 @@
+"""`kvrelay plan`: its options, its inputs, and its views."""

@@ -1,0 +1,251 @@
+"""Renders a plan for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvrelay.planning.advice import Advice
+from kvrelay.planning.capacity import MOST
+from kvrelay.planning.disaggregated import PoolSize
+from kvrelay.planning.kv_size import KV_DTYPES, KvSize
+from kvrelay.planning.plan import Plan
+from kvrelay.planning.quantity import decimal_bytes, kib, rate_of, seconds
+from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
+
+_WIDTH = 80
+
+
+def print_plan(view: RenderableType) -> None:
+    """Prints the view in at most 80 columns."""
+    plain = Console(markup=False, highlight=False)
+    width = min(_WIDTH, plain.width) if plain.is_terminal else _WIDTH
+    Console(markup=False, highlight=False, width=width).print(view)
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """Renders all sections."""
+    parts: list[RenderableType] = [_header(plan), _kv(plan), _memory(plan), _walls(plan)]
+    parts += [_users(plan), _roofline(plan), _handoff(plan)]
+    if plan.advice is not None:
+        parts += [_cluster(plan, plan.advice)]
+    parts += [_notes(plan), _references()]
+    return Group(*parts)
+
+
+def _section(title: str) -> Text:
+    return Text(f"\n{title}", style="bold")
+
+
+def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        right = name not in text and name != columns[0]
+        table.add_column(name, justify="right" if right else "left")
+    return table
+
+
+def _header(plan: Plan) -> RenderableType:
+    question, model = plan.question, plan.question.model
+    active = ""
+    if model.active_parameters < 0.98 * model.parameters:
+        active = f", {model.active_parameters / 1e9:.3g} B active per token"
+    eff = question.efficiency
+    return Text(
+        f"{model.name}: {model.parameters / 1e9:.4g} B parameters{active}; {plan.kv.kinds}\n"
+        f"  source: {model.source}\n"
+        f"{plan.devices} x {question.device.full_name}: "
+        f"{decimal_bytes(question.device.memory_bytes)}, "
+        f"{rate_of(question.device.rate('bf16'), 'FLOP/s')} bf16 dense, "
+        f"{rate_of(question.device.bandwidth, 'B/s')}, "
+        f"network {rate_of(question.device.network, 'B/s')}\n"
+        f"  source: {question.device.source}\n"
+        f"  reached: {eff.compute:.0%} of the matrix rate, {eff.bandwidth:.0%} of the bandwidth, "
+        f"{eff.link:.0%} of the links (assumed)"
+    )
+
+
+def _kv(plan: Plan) -> RenderableType:
+    shape = plan.question.model.shape
+    context = plan.question.context or min(4096, shape.max_position or 4096)
+    table = _table("dtype", "native", "compact", f"{context:,} tokens, native")
+    for dtype in KV_DTYPES:
+        native, compact = KvSize(shape, dtype, "native"), KvSize(shape, dtype, "compact")
+        table.add_row(
+            dtype,
+            kib(native.bytes_per_token),
+            kib(compact.bytes_per_token),
+            decimal_bytes(native.sequence_bytes(context)),
+        )
+    total = f"{plan.kv.bytes_per_token:,.10g} B = {kib(plan.kv.bytes_per_token)} per token"
+    lines = f"{plan.kv.dtype}, {plan.kv.form}: {plan.kv.formula}\n  = {total}"
+    if plan.kv.form == "native" and any(one.latent for one in shape.layers):
+        compact = KvSize(shape, plan.kv.dtype, "compact")
+        lines += f"\ncompact: {compact.formula}\n  = {compact.bytes_per_token:,.10g} B"
+    if plan.kv.bytes_per_old_token != plan.kv.bytes_per_token:
+        lines += f"\nbeyond all windows: {kib(plan.kv.bytes_per_old_token)} per token"
+    return Group(_section("KV cache per token"), Text(lines), table)
+
+
+def _memory(plan: Plan) -> RenderableType:
+    memory = plan.question.model.memory
+    table = _table("memory of one worker", "bytes", "how", text=("how",))
+    share = f"{plan.question.memory_share:.0%} of {_devices(plan.devices)}"
+    table.add_row("usable", decimal_bytes(plan.usable_bytes), share)
+    how = f"{memory.weight_dtype}: {memory.source}"
+    table.add_row("weights", decimal_bytes(plan.weight_bytes), how)
+    chunk = f"a step of {plan.question.chunk_tokens:,} tokens, 256 rows of logits"
+    table.add_row("activations", decimal_bytes(plan.activation_bytes), chunk)
+    table.add_row("free for KV", decimal_bytes(plan.free_bytes), "the rest")
+    return Group(_section("Memory"), table)
+
+
+def _walls(plan: Plan) -> RenderableType:
+    itl = plan.question.slo.itl_s * 1000
+    table = _table(
+        "users", "longest context", "by memory", f"by ITL {itl:g} ms", "by model", "wall"
+    )
+    for wall in plan.walls:
+        table.add_row(
+            f"{wall.users:,}",
+            _count(wall.context),
+            _count(wall.by_memory),
+            _count(wall.by_latency),
+            f"{wall.by_model:,}" if wall.by_model else "-",
+            wall.limit,
+        )
+    note = Text(
+        f"A decode step that reads a full memory takes {seconds(plan.full_step_s)}: with an ITL "
+        "below that, the latency is the wall, not the memory."
+    )
+    title = "Longest context of each user, in tokens"
+    return Group(_section(title), table, note)
+
+
+def _users(plan: Plan) -> RenderableType:
+    itl = plan.question.slo.itl_s * 1000
+    table = _table("context", "most users", "by memory", f"by ITL {itl:g} ms")
+    for one in plan.users:
+        table.add_row(
+            f"{one.context:,}",
+            _count(min(one.by_memory, one.by_latency)),
+            _count(one.by_memory),
+            _count(one.by_latency),
+        )
+    return Group(_section("Most users of a context"), table)
+
+
+def _roofline(plan: Plan) -> RenderableType:
+    table = _table("step", "operations", "bytes", "op/B", "bound", "time", text=("bound",))
+    for point in plan.points:
+        what = f"{point.phase} of {point.size:,} tokens"
+        if point.phase == "decode":
+            what = f"decode, {point.size:,} x {point.context:,} tokens"
+        table.add_row(
+            what,
+            rate_of(point.operations, "FLOP"),
+            decimal_bytes(point.moved_bytes),
+            f"{point.intensity:,.3g}",
+            point.bound,
+            seconds(point.seconds),
+        )
+    roofline = plan.roofline
+    note = Text(
+        f"Reached: {rate_of(roofline.operations_per_s, 'FLOP/s')} and "
+        f"{rate_of(roofline.bytes_per_s, 'B/s')}; above {roofline.ridge:,.3g} op/B operations "
+        "bound a step."
+    )
+    return Group(_section("Roofline"), table, note)
+
+
+def _handoff(plan: Plan) -> RenderableType:
+    table = _table("prompt", "bytes", "transfer", "prefill", "exposed", "hidden")
+    for one in plan.handoffs:
+        table.add_row(
+            f"{one.tokens:,}",
+            decimal_bytes(one.num_bytes),
+            seconds(one.transfer_s),
+            seconds(one.prefill_s),
+            seconds(one.exposed_s),
+            f"{one.hidden_share:.0%}",
+        )
+    chunk = plan.question.chunk_tokens
+    title = f"Hand-off at {rate_of(plan.handoff_rate, 'B/s')}, chunks of {chunk:,} tokens"
+    return Group(_section(title), table)
+
+
+def _cluster(plan: Plan, advice: Advice) -> RenderableType:
+    assert plan.demand is not None
+    work, slo = plan.demand.workload, plan.demand.slo
+    head = Text(
+        f"{work.source}\n"
+        f"  {work.rate:.4g} requests/s (mean {work.mean_rate:.4g}), arrival SCV "
+        f"{work.arrival_scv:.3g}; prompts {work.mean_prompt:,.0f}, answers "
+        f"{work.mean_answer:,.0f} tokens on average; cached {work.cached_share:.0%}\n"
+        f"  SLO: TTFT {slo.ttft_s * 1000:g} ms and ITL {slo.itl_s * 1000:g} ms for "
+        f"{slo.attainment:.4g} of the requests"
+    )
+    table = _table("pool", "workers", "devices each", "busy", "misses", "sqrt", "limit")
+    for name, pool in (("prefill", advice.prefill), ("decode", advice.decode)):
+        if pool is not None:
+            table.add_row(name, *_pool_row(pool))
+    merged = advice.colocated
+    if merged is not None:
+        busy = f"{merged.prompt_share:.0%} prompts"
+        row = (f"{merged.workers:,}", str(merged.degree), busy, f"{merged.missed:.2%}")
+        table.add_row("colocated", *row, "-", f"chunks of {merged.chunk_tokens:,}")
+    parts: list[RenderableType] = [_section("Cluster for the workload"), head, table]
+    if advice.decode is not None and advice.prefill is not None:
+        decode, prefill = advice.decode, advice.prefill
+        text = (
+            f"P:D {prefill.workers}:{decode.workers} workers, "
+            f"{prefill.devices}:{decode.devices} devices; tensor parallel degree "
+            f"{prefill.degree} and {decode.degree}\n"
+            f"decode: batch {decode.batch:.3g} of at most {decode.max_batch}, step "
+            f"{seconds(decode.step_s)}, at most {seconds(decode.max_step_s)}; prefill: mean wait "
+            f"{seconds(prefill.wait_s)}; links {prefill.link_utilisation:.1%} and "
+            f"{decode.link_utilisation:.1%} busy"
+        )
+        parts.append(Text(text))
+    parts.append(Text(f"Bottleneck: {advice.bottleneck}"))
+    if plan.cost is not None:
+        cost = plan.cost
+        parts.append(
+            Text(
+                f"Cost of {advice.chosen_devices} devices: {cost.per_hour:,.4g} per hour, "
+                f"{cost.per_million_output:,.4g} per million answer tokens, "
+                f"{cost.per_million_tokens:,.4g} per million tokens in all"
+            )
+        )
+    parts.append(Text(advice.verdict, style="bold"))
+    return Group(*parts)
+
+
+def _pool_row(pool: PoolSize) -> tuple[str, ...]:
+    return (
+        f"{pool.workers:,}",
+        str(pool.degree),
+        f"{pool.utilisation:.0%}",
+        f"{pool.missed:.2%}",
+        str(pool.square_root),
+        pool.limit,
+    )
+
+
+def _notes(plan: Plan) -> RenderableType:
+    lines = [f"- {one}" for one in (*plan.notes, *ASSUMPTIONS)]
+    return Group(_section("Notes and assumptions"), Text("\n".join(lines)))
+
+
+def _references() -> RenderableType:
+    lines = [f"{name}: {formula}\n  [{source}]" for name, formula, source in REFERENCES]
+    return Group(_section("Formulas and sources"), Text("\n".join(lines)))
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
+
+
+def _count(number: int) -> str:
+    return "unlimited" if number >= MOST else f"{number:,}"

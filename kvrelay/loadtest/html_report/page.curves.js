@@ -1,0 +1,45 @@
+// A plot of curves over numbers. Each series: name, colour, points [x, y], and dash for a line
+// without dots. Options: unit of y, xUnit, high (end of the y axis), logY, format (of y), xFormat,
+// limits [y, text], mark [x, text], dots: false for lines without dots.
+
+function curves(title, sub, series, options) {
+  const format = options.format ?? number;
+  const xFormat = options.xFormat ?? number;
+  const all = series.flatMap((one) => one.points);
+  if (!all.length) return card(title, sub);
+  const places = all.map((one) => one[0]);
+  const plot = chart(230, title, (svg, width) => {
+    const [left, right, top, base] = [options.logY ? 62 : 48, width - 14, 12, 190];
+    const [low, high] = [Math.min(...places), Math.max(...places)];
+    const wide = high > 6 * low;
+    const x = scale(wide ? low * 0.9 : 0, high * 1.05, left, right, wide);
+    const upper = options.high ?? Math.max(...all.map((one) => one[1])) * (options.logY ? 1.5 : 1.08);
+    const lower = options.logY ? Math.min(...all.map((one) => one[1]).filter((value) => value > 0)) / 1.5 : 0;
+    const y = scale(lower, Math.max(upper, 1e-12), base, top, options.logY);
+    const grid = options.logY ? logTicks(lower, upper).filter((value, index, found) => found.length < 7 || index % 2 === 0) : ticks(0, upper, 4);
+    yGrid(svg, y, grid.filter((value) => value <= upper), left, right, format);
+    xAxis(svg, x, wide ? logTicks(low * 0.9, high * 1.05) : ticks(0, high, Math.max(3, width / 80)), base, xFormat, options.xUnit, left, right);
+    for (const [value, text] of options.limits ?? []) {
+      if (value > upper || value < lower) continue;
+      shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "slo" }, svg);
+      shape("text", { x: left + 4, y: y(value) - 5, class: "slo-text" }, svg, text);
+    }
+    if (options.mark && options.mark[0] >= low && options.mark[0] <= high * 1.05) {
+      const at = x(options.mark[0]);
+      shape("line", { x1: at, x2: at, y1: top, y2: base, class: "mark" }, svg);
+      const end = at > right - 100;
+      shape("text", { x: at + (end ? -6 : 6), y: base - 8, class: "strong", "text-anchor": end ? "end" : "start" }, svg, options.mark[1]);
+    }
+    for (const one of series) {
+      const points = one.points.map(([at, value]) => [x(at), y(Math.min(value, upper))]);
+      if (!one.alone) shape("path", { d: path(points), fill: "none", stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash || "none" }, svg);
+      if (one.dash) continue;
+      one.points.forEach(([at, value], index) => {
+        const dot = shape("circle", { cx: points[index][0], cy: points[index][1], r: one.small ? 2.6 : 4.5, fill: one.colour, stroke: "var(--card)", "stroke-width": one.small ? 0.8 : 1.5 }, svg);
+        dot.addEventListener("pointermove", (event) => showTip(event, [[one.colour, `${format(value)}${options.unit ?? ""} at ${xFormat(at)} ${options.xUnit}`], [null, one.labels ? one.labels[index] : one.name]]));
+        dot.addEventListener("pointerleave", hideTip);
+      });
+    }
+  });
+  return card(title, sub, series.length > 1 ? legend(series.map((one) => [one.colour, one.name, "line"])) : null, plot);
+}

@@ -1,0 +1,77 @@
+"""Quantities with units, as people write and read them. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from kvrelay.errors import InvalidArgument
+
+_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,12})?(?:e[0-9]{1,2})?)\s*([kmgtp]?i?)b?(?:/s)?")
+# Bytes, or bytes per second: no cluster has more.
+_LARGEST = 1e18
+
+
+def parse_bytes(text: str, option: str, default_unit: str = "g") -> float:
+    """Returns the bytes of `80GB`, `64GiB` or `3.35TB/s`. A plain number has `default_unit`.
+
+    Raises InvalidArgument, which names the option, unless the result is above 0 and finite.
+    """
+    match = _QUANTITY.fullmatch(text.strip().lower())
+    if match:
+        prefix = match[2] or ("" if text.strip().lower().endswith("b") else default_unit)
+        factor = _BINARY.get(prefix) or _PREFIX.get(prefix)
+        if factor and 0 < (found := float(match[1]) * factor) <= _LARGEST:
+            return found
+    raise InvalidArgument(
+        f"{option} {text!r:.40} is not a size above 0; write a number with a unit, such as 80GB, "
+        "64GiB or 3.35TB",
+        field=option,
+    )
+
+
+def check_number(value: float, option: str, low: float, high: float) -> float:
+    """Returns the number. Raises InvalidArgument, which names the option, unless it is from low to
+    high.
+    """
+    if math.isnan(value) or not low <= value <= high:
+        raise InvalidArgument(
+            f"{option} is {value:g}; allowed are {low:g} to {high:g}", field=option
+        )
+    return value
+
+
+def decimal_bytes(value: float) -> str:
+    """Formats bytes with a decimal unit and three digits: 141 GB."""
+    return f"{_scaled(value, 'kMGTP')}B"
+
+
+def kib(value: float) -> str:
+    """Formats bytes per token: 320 KiB, 68.6 KiB."""
+    return f"{value / 1024:,.4g} KiB"
+
+
+def rate_of(value: float, unit: str) -> str:
+    """Formats a rate with a decimal prefix and three digits: 989 TFLOP/s."""
+    return f"{_scaled(value, 'kMGTP')}{unit}"
+
+
+def seconds(value: float) -> str:
+    """Formats seconds with three digits: 8.2 us, 7.04 ms, 1.2 s."""
+    if math.isinf(value):
+        return "never"
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value:,.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def _scaled(value: float, prefixes: str) -> str:
+    prefix = ""
+    for larger in prefixes:
+        if value < 999.5:
+            break
+        value, prefix = value / 1000, larger
+    return f"{value:.3g} {prefix}"

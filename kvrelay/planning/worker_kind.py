@@ -1,0 +1,148 @@
+"""A kind of worker: a model on some devices, its step costs and its room for KV. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrelay.planning.kv_size import KvSize
+from kvrelay.planning.queueing import erlang_c
+from kvrelay.planning.step_cost_model import StepCostModel
+
+# Standard deviations of the batch and of its KV that are kept free: 1 % of a normal distribution
+# lies beyond.
+SPARE = 2.33
+# Sequences of one worker.
+MAX_BATCH = 4096
+
+
+class StepCosts(Protocol):
+    """Step times of one worker, in seconds."""
+
+    def prompt_s(self, tokens: int, chunk_tokens: int, before: int = 0) -> float:
+        """Returns the time of all prefill steps of a prompt."""
+        ...
+
+    def decode_s(self, batch: float, context_tokens: float) -> float:
+        """Returns the time of a decode step."""
+        ...
+
+    def mixed_s(self, tokens: float, before: float, batch: float, context_tokens: float) -> float:
+        """Returns the time of a step that prefills a chunk beside a decode batch."""
+        ...
+
+    def handoff_s(self, num_bytes: float) -> float:
+        """Returns the time of a hand-off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCosts:
+    """The costs of a `StepCostModel`, with a mixed step."""
+
+    model: StepCostModel
+
+    def prompt_s(self, tokens: int, chunk_tokens: int, before: int = 0) -> float:
+        """Returns the time of all prefill steps of a prompt."""
+        return self.model.prompt_s(tokens, chunk_tokens, before)
+
+    def decode_s(self, batch: float, context_tokens: float) -> float:
+        """Returns the time of a decode step."""
+        return self.model.decode_s(batch, context_tokens)
+
+    def mixed_s(self, tokens: float, before: float, batch: float, context_tokens: float) -> float:
+        """Returns the time of both steps, without one base: a mixed step reads the weights once."""
+        model = self.model
+        pairs = tokens * (before + (tokens + 1) / 2)
+        prompt = model.prefill_base_s + model.prefill_token_s * tokens
+        prompt += model.prefill_token_context_s * pairs
+        once = min(model.prefill_base_s, model.decode_base_s)
+        return prompt + model.decode_s(batch, context_tokens) - once
+
+    def handoff_s(self, num_bytes: float) -> float:
+        """Returns the time of a hand-off."""
+        return self.model.handoff_s(num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """One copy of the model on `degree` devices."""
+
+    degree: int
+    costs: StepCosts
+    kv: KvSize
+    # Bytes that all its devices have free for KV.
+    kv_room: float
+
+    def fits_batch(self, batch: float, mean: float, spread: float) -> bool:
+        """Whether the KV of a batch fits, with room for its variation. mean, spread: tokens of a
+        running sequence. The sum over a batch varies with the root of its size.
+        """
+        tokens = mean + SPARE * spread / batch**0.5 if batch >= 1 else mean + SPARE * spread
+        return batch * self.kv.sequence_bytes(tokens) <= self.kv_room
+
+    def memory_batch(self, mean: float, spread: float) -> int:
+        """Returns the largest batch whose KV fits."""
+        return largest(lambda batch: self.fits_batch(batch, mean, spread), MAX_BATCH)
+
+    def latency_batch(self, mean: float, itl_s: float) -> int:
+        """Returns the largest batch whose decode step takes at most `itl_s`."""
+        return largest(lambda batch: self.costs.decode_s(batch, batch * mean) <= itl_s, MAX_BATCH)
+
+    def batch_at(self, tokens_per_s: float, mean: float, most: int) -> float | None:
+        """Returns the batch at which a worker generates `tokens_per_s`; None if that takes more
+        than `most` sequences. A larger batch generates more tokens per second.
+        """
+        if tokens_per_s <= 0:
+            return 0.0
+
+        def throughput(batch: float) -> float:
+            return batch / self.costs.decode_s(batch, batch * mean)
+
+        if most < 1 or throughput(most) < tokens_per_s:
+            return None
+        low, high = 0.0, float(most)
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if throughput(middle) < tokens_per_s else (low, middle)
+        return high
+
+
+def slot_wait(slots: int, busy: float, arrival_scv: float) -> float:
+    """Returns the probability that an arrival finds no free batch slot.
+
+    Arrivals more variable than Poisson's come in groups of z = (SCV + 1) / 2: Hayward's
+    approximation divides slots and load by z (Whitt, "Heavy-Traffic Approximations for Service
+    Systems with Blocking", 1984).
+    """
+    group = max(1.0, (arrival_scv + 1) / 2)
+    return erlang_c(int(slots / group), busy / group)
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """Returns the largest number from 1 to `most` for which a condition holds that fails for all
+    larger ones; 0 if there is none.
+    """
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def smallest(holds: Callable[[int], bool], least: int, most: int) -> int | None:
+    """Returns the smallest number from `least` to `most` for which a condition holds that holds for
+    all larger ones; None if there is none.
+    """
+    step, high = 1, least
+    while not holds(high):
+        if high >= most:
+            return None
+        high = min(most, high + step)
+        step *= 2
+    low = least - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
