@@ -55,9 +55,19 @@ class Dispatcher:
     order.
     """
 
-    def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        hash_bytes: int = HASH_BYTES,
+        hasher_of: Callable[[Request, int], BlockHasher] | None = None,
+    ) -> None:
+        """`hasher_of` returns the hasher of a request for a block size, so that a simulation hashes
+        each prompt once. Default: a new hasher with `hash_bytes`.
+        """
         self._config = config
         self._hash_bytes = hash_bytes
+        self._hasher_of = hasher_of
         self._settings = Settings(
             config.router.max_attempts, config.transfer.lease_s, config.transfer.transport
         )
@@ -158,7 +168,11 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
+        hasher: Callable[[int], BlockHasher] = (
+            partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
+            if self._hasher_of is None
+            else partial(self._hasher_of, request)
+        )
         entry = Entry(life, ticket, share, hasher)
         effects: list[Effect] = []
         if request.complete is None and not self._overtakes(entry, now):

@@ -40,4 +40,8 @@ class Entry:
         """
         if block_size not in self.hashers:
             self.hashers[block_size] = self.hasher(block_size)
-        return self.hashers[block_size].extend(self.life.sequence)
+        hasher = self.hashers[block_size]
+        if len(hasher.hashes) >= self.life.num_tokens // block_size:
+            # A placement asks once for each worker, and the sequence is long.
+            return hasher.hashes
+        return hasher.extend(self.life.sequence)

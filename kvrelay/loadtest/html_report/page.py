@@ -21,6 +21,7 @@ from kvrelay.loadtest.sweep import Sweep
 MAX_GANTT = 240
 # Points of a time series.
 MAX_POINTS = 2000
+_SCRIPTS = ("page.kit.js", "page.plots.js", "page.pareto.js", "page.timeline.js", "page.js")
 Json = dict[str, Any]
 Point = TypeVar("Point")
 
@@ -41,13 +42,23 @@ def compare_page(reports: tuple[Report, Report], names: tuple[str, str]) -> str:
     return _document("Comparison", reports, names, None)
 
 
+def pareto_page(document: Json) -> str:
+    """Returns a complete HTML document for a sweep of simulations, given as plain data."""
+    return _document("Simulated clusters", [], [], None, document)
+
+
 def _document(
-    title: str, reports: Sequence[Report], names: Sequence[str], sweep: Json | None
+    title: str,
+    reports: Sequence[Report],
+    names: Sequence[str],
+    sweep: Json | None,
+    pareto: Json | None = None,
 ) -> str:
     samples = [report.samples() for report in reports]
     data = {
         "title": title,
         "sweep": sweep,
+        "pareto": pareto,
         "latencies": {name: distribution([one[name] for one in samples]) for name in samples[0]}
         if samples
         else {},
@@ -55,7 +66,7 @@ def _document(
     }
     # A script element ends at the first "</". Inside JSON strings, "<" may be written as an escape.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.timeline.js", "page.js")))
+    script = "\n".join(map(_part, _SCRIPTS))
     parts = {"style": _part("page.css"), "script": script, "data": text}
     document = _part("page.html")
     for name, part in parts.items():
