@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -167,7 +168,7 @@ def test_more_workers_serve_no_less() -> None:
         return simulated.run(simulated.scenario(workers, workers), plan, slos=slos).good_share
 
     shares = [goodput(workers) for workers in (1, 2, 4, 8)]
-    assert all(after >= before - 0.01 for before, after in zip(shares, shares[1:], strict=False))
+    assert all(after >= before - 0.01 for before, after in pairwise(shares))
     assert shares[-1] > 0.98
     assert shares[-1] > shares[0]
 
