@@ -23,6 +23,8 @@ class SweepPoint:
     # Mean number of workers.
     cost: float
     good_share: float
+    # Share of the prompt tokens that came from a prefix cache.
+    cached_share: float
     requests: int
     failed: int
     latencies: dict[str, Summary | None]
@@ -33,12 +35,15 @@ class SweepPoint:
         rates = report.rates()
         seconds = report.options["simulated_seconds"]
         latencies = report.latencies()
+        prompts = sum(row.prompt_tokens for row in report.answered)
+        cached = sum(row.cached_tokens for row in report.answered)
         return cls(
             name=name,
             values=values,
             goodput=rates.get("goodput requests", rates["requests"]),
             cost=report.options["worker_seconds"] / seconds if seconds else 0.0,
             good_share=report.good_share,
+            cached_share=cached / prompts if prompts else 0.0,
             requests=len(report.rows) * report.row_every,
             failed=sum(report.errors.values()) * report.row_every,
             latencies={key: latencies[key] for key in ("TTFT", "TPOT", "ITL", "E2E")},

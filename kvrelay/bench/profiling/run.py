@@ -18,6 +18,7 @@ from kvrelay.bench.handoff.rates import measure_rates
 from kvrelay.bench.profiling.fit import Fit, fit
 from kvrelay.bench.run import Progress
 from kvrelay.engine.base.device import find_device
+from kvrelay.errors import FailedPrecondition
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.process.machine import processor_name
@@ -87,10 +88,18 @@ def run(options: Options, progress: Progress) -> Profile:
     handoff = asyncio.run(_handoff(layout, progress))
     name = _machine(str(device)) if on_gpu else processor_name()
     machine = f"{name}, {len(cores)} thread{'s' * (len(cores) > 1)}"
+    (prefill_base, prefill_token, prefill_pair) = prefill.coefficients
+    (decode_base, decode_sequence, decode_context) = decode.coefficients
+    (handoff_base, handoff_byte) = handoff.coefficients
     costs = StepCostModel(
-        *prefill.coefficients,
-        *decode.coefficients,
-        *handoff.coefficients,
+        prefill_base_s=prefill_base,
+        prefill_token_s=prefill_token,
+        prefill_token_context_s=prefill_pair,
+        decode_base_s=decode_base,
+        decode_sequence_s=decode_sequence,
+        decode_context_token_s=decode_context,
+        handoff_base_s=handoff_base,
+        handoff_byte_s=handoff_byte,
         start_s=start_s,
         role_change_s=ROLE_CHANGE_S,
         kind="measured",
@@ -125,11 +134,22 @@ class _Steps:
         # The sequences of a batch grow while they are measured.
         spare = DECODE_STEPS * (_MOST_RUNS + 2)
         self._longest = min(options.max_tokens, int(facts["model_len"])) - spare
+        if self._longest < CONTEXTS[0]:
+            raise FailedPrecondition(
+                f"a context of {facts['model_len']} tokens is too short for a profile; the "
+                f"shortest is {CONTEXTS[0] + spare}"
+            )
         self._kv_tokens = int(facts["kv_tokens"])
         self._random = Random(0)
         most = min(self._longest, self._kv_tokens)
         self.lengths = [one for one in LENGTHS if one <= most] or [max(1, most)]
-        # Small ones first, so that a short time covers some batches and some contexts.
+        # Small ones first. The essential ones determine the fit, so they are measured however
+        # slow the machine is.
+        contexts = [one for one in CONTEXTS if one <= self._longest][:2]
+        batches = [one for one in (1, 4) if one <= options.max_batch]
+        self._essential = {(one, contexts[0]) for one in batches} | {
+            (1, context) for context in contexts
+        }
         self.cases = sorted(
             (
                 (batch, context)
@@ -139,7 +159,7 @@ class _Steps:
                 and context <= self._longest
                 and batch * (context + spare + 64) <= self._kv_tokens
             ),
-            key=lambda case: case[0] * case[1],
+            key=lambda case: (case not in self._essential, case[0] * case[1]),
         )
 
     def prefill(self, done: Callable[[], None]) -> Fit:
@@ -172,7 +192,8 @@ class _Steps:
         rows, seconds = [], []
         for batch, context in self.cases:
             one_s = base * -(-context // chunk) + token * context + pair * context**2 / 2
-            if batch * one_s > min(_OPEN_S, until - time.monotonic()):
+            too_long = batch * one_s > min(_OPEN_S, until - time.monotonic())
+            if too_long and (batch, context) not in self._essential:
                 done()
                 continue
             self._engine.open([self._prompt(context) for _ in range(batch)])

@@ -17,8 +17,8 @@ def sweep_view(points: Sequence[SweepPoint]) -> RenderableType:
     best = {one.name for one in pareto(points)}
     table = Table(title="milliseconds", title_justify="left")
     table.add_column("point")
-    columns = ("workers", "goodput/s", "within SLOs", "failed", "TTFT p50", "p99", "ITL p50", "p99")
-    for column in columns:
+    counts = ("workers", "goodput/s", "within SLOs", "cached", "failed")
+    for column in (*counts, "TTFT p50", "p99", "ITL p50", "p99"):
         table.add_column(column, justify="right")
     table.add_column("Pareto")
     for one in points:
@@ -27,6 +27,7 @@ def sweep_view(points: Sequence[SweepPoint]) -> RenderableType:
             f"{one.cost:.2f}",
             f"{one.goodput:.2f}",
             f"{one.good_share:.0%}",
+            f"{one.cached_share:.1%}",
             str(one.failed),
             *(_ms(one, name, column) for name in ("TTFT", "ITL") for column in ("median", "p99")),
             "yes" if one.name in best else "",

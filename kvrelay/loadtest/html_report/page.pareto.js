@@ -32,8 +32,8 @@ function paretoPlot() {
 function paretoCards() {
   const points = DATA.pareto.points;
   const latency = (one, name) => [ms(one.latencies[name] && one.latencies[name].median * 1000), ms(one.latencies[name] && one.latencies[name].p99 * 1000)];
-  const rows = points.map((one) => [one.name, number(one.cost), number(one.goodput), percent(one.good_share), String(one.failed), ...latency(one, "TTFT"), ...latency(one, "ITL"), one.pareto ? "yes" : ""]);
-  const head = ["point", "workers", "goodput/s", "within objectives", "failed", "TTFT p50", "p99", "ITL p50", "p99", "Pareto"];
+  const rows = points.map((one) => [one.name, number(one.cost), number(one.goodput), percent(one.good_share), percent(one.cached_share), String(one.failed), ...latency(one, "TTFT"), ...latency(one, "ITL"), one.pareto ? "yes" : ""]);
+  const head = ["point", "workers", "goodput/s", "within objectives", "cached", "failed", "TTFT p50", "p99", "ITL p50", "p99", "Pareto"];
   return [
     ...heading("Goodput against cost", "Requests per second that met every objective, and the mean number of workers. The line joins the clusters that no other cluster beats."),
     card(null, null, legend([[runColour(0), "beaten by no other"], [colour("queue"), "beaten"]]), paretoPlot()),

@@ -77,6 +77,8 @@ class Worker:
         """Returns the prompt tokens that the worker computes before it has computed another prompt
         of this tenant and priority, with `num_tokens`.
         """
+        if not self.prompts:
+            return 0
         own, others = 0, dict[str, int]()
         for one in self.prompts:
             if one.tenant == tenant:
@@ -95,6 +97,8 @@ class Worker:
         worker gives each tenant the same time, so it is busy for a tenant with `most` tokens of its
         own. Less urgent prompts do not count.
         """
+        if not self.prompts:
+            return True
         ahead = [one for one in self.prompts if one.priority <= priority]
         own = [one for one in ahead if one.tenant == tenant]
         tenants = {one.tenant for one in ahead}
@@ -353,6 +357,8 @@ class Workers:
         request, whose sequence has `needed` tokens.
         """
         views = []
+        # By block size. Workers of a pool have the same.
+        names_of: dict[int, Sequence[bytes]] = {}
         for worker_id, worker in self._workers.items():
             info = worker.info
             if info.state != "ready" or not follows(info, request.sampling):
@@ -367,7 +373,10 @@ class Workers:
             if info.pool == "prefill":
                 over = over or not takes_prompt
             # The last token is always computed, because its logits are needed.
-            names = hashes(info.block_size) if self._caches else []
+            names = names_of.get(info.block_size)
+            if names is None:
+                names = hashes(info.block_size) if self._caches else ()
+                names_of[info.block_size] = names
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
             if request.scores_prompt:
                 cached = 0
