@@ -10,7 +10,8 @@ from kvrelay.loadtest.report.timeline import PoolSample, Sample
 from kvrelay.messages import Command, Event
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.agenda import Agenda
-from kvrelay.simulation.decode import MOST_STEPS, SimulatedDecode
+from kvrelay.simulation.decode import SimulatedDecode
+from kvrelay.simulation.decode_steps import MOST_STEPS
 from kvrelay.simulation.prefill import SimulatedPrefill
 from kvrelay.simulation.prompts import SharedHashes
 from kvrelay.simulation.router import SimulatedRouter

@@ -1,17 +1,7 @@
-"""A simulated decode worker: the production scheduler, with runs of equal steps at once."""
+"""A simulated decode worker: the commands of the router, leases and load."""
 
 from __future__ import annotations
 
-import heapq
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-
-from decode_worker.scheduler import DecodeScheduler
-from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import Code
 from kvrelay.messages import (
     DRAINING,
@@ -23,46 +13,19 @@ from kvrelay.messages import (
     Reserve,
     Reserved,
     RunLocal,
-    SequenceTokens,
-    TokenBatch,
 )
 from kvrelay.planning.profile import Profile
-from kvrelay.simulation.agenda import VirtualClock
-from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, Times, token_of
+from kvrelay.simulation.decode_steps import MOST_STEPS, DecodeSteps
+from kvrelay.simulation.worker import Cluster, Key, token_of
 from kvrelay.types.requests import SequenceSpec
-from kvrelay.types.workers import PoolName, WorkerLoad
-from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.types.workers import WorkerLoad
+from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.steps.busy_share import RecentMean
-from kvrelay.worker.steps.meter import Meter
 from kvrelay.worker.steps.step_cost import utilisation
 
-# Most decode steps that run at once. After that many, the router learns the tokens of all
-# sequences, and their blocks are taken.
-MOST_STEPS = 32
 
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A sequence of the batch. `synced`: steps of the worker up to which its tokens are in the
-    books.
-    """
-
-    sequence: Sequence
-    synced: int
-    # The worker's step after which the answer is complete.
-    end: int
-
-
-class SimulatedDecode(SimulatedWorker):
-    """Runs a batch of sequences.
-
-    While only answers are in the batch, each step takes one token of each sequence, so the times of
-    the next steps follow from the size of the batch and its context. The worker then runs all steps
-    up to the next change of the batch at once. With prompts in the batch, or without spare blocks,
-    each step comes from the scheduler.
-    """
-
-    pool: PoolName = "decode"
+class SimulatedDecode(DecodeSteps):
+    """Leases blocks to requests, takes hand-offs, and prefills prompts of the local path."""
 
     def __init__(
         self,
@@ -73,35 +36,12 @@ class SimulatedDecode(SimulatedWorker):
         cluster: Cluster,
         most_steps: int = MOST_STEPS,
     ) -> None:
-        super().__init__(worker_id, epoch, profile, num_blocks, cluster)
-        config = cluster.config
-        itl_s = None if config.slo is None else config.slo.itl_s
-        self.scheduler = DecodeScheduler(self.cache, config.decode.chunk_tokens, None, itl_s)
-        self._max_batch = config.decode.max_batch
-        self._most_steps = most_steps
+        super().__init__(worker_id, epoch, profile, num_blocks, cluster, most_steps)
+        self._max_batch = cluster.config.decode.max_batch
         self._epoch = epoch
         self._leases = 0
+        # Sequences that wait for their KV.
         self._reserved: dict[Key, Sequence] = {}
-        # Sequences of the scheduler that decode in runs of steps.
-        self._running: dict[Key, _Running] = {}
-        # Sequences of the scheduler that do not: their prompts are not computed yet.
-        self._prompts: dict[Key, Sequence] = {}
-        # (last step, number, key) of the running sequences.
-        self._ends: list[tuple[int, int, Key]] = []
-        self._numbers = 0
-        # Steps so far, and tokens of the running sequences after them.
-        self._steps = 0
-        self._context = 0
-        # End times of the steps since `_times_from`.
-        self._times: array[float] = array("d")
-        self._times_from = 0
-        # The running steps: when they began, their number, and whether they are singular.
-        self._run: tuple[float, int] | None = None
-        self._stepping = False
-        self._run_number = 0
-        # Changes of the batch at the end of the current step.
-        self._pending: list[Callable[[], None]] = []
-        self._meter = Meter(VirtualClock(cluster.agenda))
         self._slots_taken = RecentMean(self.now)
         self._answering = RecentMean(self.now)
 
@@ -127,7 +67,7 @@ class SimulatedDecode(SimulatedWorker):
                 key = request_id, attempt
                 if key in self._reserved:
                     self._reserved.pop(key).drop_blocks(self.cache)
-                    self._note_batch()
+                    self.note_batch()
                     self._at_boundary(lambda: None)
                 else:
                     self._at_boundary(lambda: self._abort(key))
@@ -170,9 +110,9 @@ class SimulatedDecode(SimulatedWorker):
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
             leases=len(self._reserved),
-            tokens_per_second=self._meter.tokens_per_second(),
+            tokens_per_second=self.meter.tokens_per_second(),
             preemptions=self.scheduler.preemptions,
-            queue_wait_p95_ms=self._meter.queue_wait_p95_ms(),
+            queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
             busy_share=utilisation(self.step_cost.added(now), fill),
             blocks_leased=leased,
             prompt_tokens_per_second=budget.tokens_per_second(
@@ -196,15 +136,21 @@ class SimulatedDecode(SimulatedWorker):
         missing = sequence.blocks_missing(len(sequence.tokens))
         missing += self.scheduler.blocks_awaited(spec.priority)
         # The running sequences have not yet taken the blocks of their last steps.
-        missing += self._blocks_behind()
+        missing += self._blocks_behind(self._step_now())
         if missing > cache.pool.num_available:
             sequence.drop_blocks(cache)
             self.tell(Refused(*spec.key, "full"))
             return
         sequence.take_blocks(cache, len(sequence.tokens))
+        if (
+            self._run is not None
+            and self._blocks_behind(self._steps + self._run[1]) > cache.pool.num_available
+        ):
+            # The next steps need the scheduler, which preempts.
+            self._at_boundary(lambda: None)
         self._reserved[spec.key] = sequence
         self._leases += 1
-        self._note_batch()
+        self.note_batch()
         target = HandoffTarget(
             worker_id=self.worker_id,
             address=self.worker_id,
@@ -223,7 +169,7 @@ class SimulatedDecode(SimulatedWorker):
     def _add(self, sequence: Sequence) -> None:
         if self._prompts.get(sequence.spec.key) is sequence:
             self.scheduler.add(sequence)
-            self._note_batch()
+            self.note_batch()
 
     def _join(self, key: Key) -> None:
         sequence = self._reserved.pop(key, None)
@@ -233,20 +179,7 @@ class SimulatedDecode(SimulatedWorker):
         sequence.append(token_of(sequence.spec), frozenset(), self.profile.max_model_len)
         self.scheduler.join(sequence)
         self._decodes(sequence)
-        self._note_batch()
-
-    def _decodes(self, sequence: Sequence) -> None:
-        """Adds a sequence that decodes to the runs of steps."""
-        spec = sequence.spec
-        left = min(
-            spec.sampling.max_tokens - sequence.num_emitted,
-            self.profile.max_model_len - len(sequence.tokens),
-        )
-        end = self._steps + max(1, left)
-        self._running[spec.key] = _Running(sequence, self._steps, end)
-        self._context += len(sequence.tokens)
-        self._numbers += 1
-        heapq.heappush(self._ends, (end, self._numbers, spec.key))
+        self.note_batch()
 
     def _abort(self, key: Key) -> None:
         running = self._running.get(key)
@@ -257,235 +190,11 @@ class SimulatedDecode(SimulatedWorker):
             sequence = self._prompts.pop(key)
             if sequence in set(self.scheduler):
                 self.scheduler.remove(sequence)
-        self._note_batch()
+        self.note_batch()
 
-    def _leave(self, key: Key, running: _Running) -> None:
-        del self._running[key]
-        self._context -= len(running.sequence.tokens)
-        self.scheduler.remove(running.sequence)
-
-    def _note_batch(self) -> None:
+    def note_batch(self) -> None:
+        """Records the batch for the estimates that the load reports."""
         now = self.now
         self._slots_taken.is_now(len(self.scheduler) / self._max_batch, now)
         self._answering.is_now(float(bool(self._running)), now)
         self.scheduler.expects_answers = bool(self._reserved)
-
-    # Steps
-
-    def _at_boundary(self, change: Callable[[], None]) -> None:
-        """Changes the batch at the end of the running step, or now if there is none."""
-        self._pending.append(change)
-        if not self._stepping:
-            self._begin()
-        elif self._run is not None:
-            self._cut()
-
-    def _cut(self) -> None:
-        """Ends the run of steps with the step that is running now."""
-        assert self._run is not None, "a run is cut"
-        first = self._steps - self._times_from
-        place = bisect_left(self._times, self.now, lo=first)
-        begun, steps = self._run
-        left = place + 1 - first
-        if left < steps:
-            del self._times[first + left :]
-            self._start_run(begun, left)
-
-    def _begin(self) -> None:
-        """Begins the next steps, after the changes that wait for it."""
-        self._stepping = False
-        while self._pending:
-            waiting, self._pending = self._pending, []
-            for change in waiting:
-                change()
-        if not len(self.scheduler):
-            return
-        self._stepping = True
-        if not self._prompts and self._has_room():
-            self._begin_run()
-        else:
-            self._begin_step()
-
-    def _has_room(self) -> bool:
-        """Whether each running sequence may take the blocks of the steps up to the next books."""
-        each = 1 + self._most_steps // self.cache.block_size
-        return (1 + each) * len(self._running) <= self.cache.pool.num_available
-
-    def _blocks_behind(self) -> int:
-        """The blocks that the running sequences have used and not taken."""
-        return sum(
-            one.sequence.blocks_missing(len(one.sequence.tokens) + self._steps - one.synced)
-            for one in self._running.values()
-            if one.synced < self._steps
-        )
-
-    def _begin_run(self) -> None:
-        while self._ends[0][2] not in self._running or (
-            self._running[self._ends[0][2]].end != self._ends[0][0]
-        ):
-            heapq.heappop(self._ends)
-        steps = min(
-            self._ends[0][0] - self._steps, self._times_from + self._most_steps - self._steps
-        )
-        batch, context, at = len(self._running), self._context, self.now
-        costs = self.costs
-        seconds = costs.decode_s(batch, context) + self.cluster.delays.step_s
-        grows = costs.decode_context_token_s * batch
-        for _ in range(steps):
-            at += seconds
-            seconds += grows
-            self._times.append(at)
-        self._start_run(self.now, steps)
-
-    def _start_run(self, begun: float, steps: int) -> None:
-        self._run = begun, steps
-        self._run_number += 1
-        number = self._run_number
-
-        def ended() -> None:
-            if self._run_number == number:
-                self._ran()
-
-        end = self._times[self._steps - self._times_from + steps - 1]
-        self.cluster.agenda.at(end, self.while_alive(ended))
-
-    def _ran(self) -> None:
-        assert self._run is not None, "a run ends"
-        begun, steps = self._run
-        self._run = None
-        batch, first = len(self._running), self._steps - self._times_from
-        self.busy_s += self.now - begun
-        self._meter.count(batch * steps)
-        self._steps += steps
-        self._context += batch * steps
-        self._learn(begun, batch, first, steps)
-        said: list[tuple[_Running, int]] = []
-        while self._ends and self._ends[0][0] <= self._steps:
-            end, _, key = heapq.heappop(self._ends)
-            running = self._running.get(key)
-            if running is None or running.end != end:
-                continue
-            said.append((running, running.synced))
-            self._advance(running)
-            self._leave(key, running)
-        if self._steps - self._times_from >= self._most_steps:
-            self._sync_all(said)
-        elif said:
-            self._say(said)
-        self._note_batch()
-        self._begin()
-
-    def _learn(self, begun: float, batch: int, first: int, steps: int) -> None:
-        """Tells the estimators of the steps' times."""
-        before = self._times[first - 1] if first else begun
-        before = max(before, begun)
-        budget = self.scheduler.chunk_budget
-        for place in range(first, first + min(steps, 8)):
-            at = self._times[place]
-            budget.ended(True, 0, at - before, at)
-            before = at
-        mean = (self.now - begun) / steps
-        self.step_cost.ended(batch * steps, mean * steps, self.now) if steps == 1 else (
-            self.step_cost.ended(batch, mean, self.now)
-        )
-
-    def _advance(self, running: _Running) -> None:
-        """Brings a sequence's tokens and blocks up to the current step."""
-        steps = self._steps - running.synced
-        if not steps:
-            return
-        sequence = running.sequence
-        running.synced = self._steps
-        sequence.tokens.extend(array("q", [token_of(sequence.spec)]) * steps)
-        try:
-            sequence.take_blocks(self.cache, len(sequence.tokens) - 1)
-        except OutOfBlocks as error:  # pragma: no cover - `_has_room` keeps them free
-            raise AssertionError("a run of steps began without its blocks") from error
-        sequence.advance(self.cache, steps)
-
-    def _sync_all(self, ended: list[tuple[_Running, int]]) -> None:
-        said = list(ended)
-        for running in self._running.values():
-            if running.synced < self._steps:
-                said.append((running, running.synced))
-                self._advance(running)
-        if said:
-            self._say(said)
-        self._times = array("d")
-        self._times_from = self._steps
-
-    def _say(self, said: list[tuple[_Running, int]]) -> None:
-        """Sends the tokens of sequences since the steps up to which the router has them."""
-        found, times = [], {}
-        for running, since in said:
-            spec, sequence = running.sequence.spec, running.sequence
-            count = self._steps - since
-            index = sequence.num_emitted - count
-            finish = "length" if running.end <= self._steps else None
-            tokens = (token_of(spec),) * count
-            found.append(SequenceTokens(*spec.key, index, tokens, (), finish))  # type: ignore[arg-type]
-            ends = self._times[since - self._times_from : self._steps - self._times_from]
-            times[spec.request_id] = np.asarray(ends, dtype=np.float64)
-        self.tell(TokenBatch(tuple(found)), times)
-
-    # Single steps
-
-    def _begin_step(self) -> None:
-        if any(one.synced < self._steps for one in self._running.values()):
-            self._sync_all([])
-        batch = self.scheduler.next(self.now)
-        if not batch:
-            self._stepping = False
-            return
-        # The scheduler may have preempted sequences, which are computed again.
-        for key, running in list(self._running.items()):
-            if running.sequence.uncomputed != 1:
-                del self._running[key]
-                self._context -= len(running.sequence.tokens)
-                self._prompts[key] = running.sequence
-        seconds = self.step_seconds(batch)
-        self.after(seconds, lambda: self._stepped(batch, seconds))
-
-    def _stepped(self, batch: list[Work], seconds: float) -> None:
-        now = self.now
-        self.busy_s += seconds
-        self._meter.count(sum(work.num_tokens for work in batch))
-        self.scheduler.ran(batch, seconds, now)
-        self.step_cost.ended(sum(work.num_tokens for work in batch), seconds, now)
-        self.scheduler.complete(batch)
-        said, times = [], {}
-        at: Times = np.array([now])
-        # Every running sequence is in the batch, so the steps of runs and single steps agree.
-        self._steps += 1
-        self._times_from = self._steps
-        self._times = array("d")
-        for work in batch:
-            sequence, key = work.sequence, work.sequence.spec.key
-            if sequence.ended or not work.sample:
-                continue
-            first = sequence.num_emitted == sequence.spec.num_emitted
-            local = first and sequence.started is not None and key in self._prompts
-            token, index = token_of(sequence.spec), sequence.num_emitted
-            finish = sequence.append(token, frozenset(), self.profile.max_model_len)
-            timings = sequence.timings(now) if local else None
-            if timings is not None:
-                self._meter.waited(timings.queue_seconds)
-            said.append(SequenceTokens(*sequence.spec.key, index, (token,), (), finish, timings))
-            times[sequence.spec.request_id] = at
-            running = self._running.get(key)
-            if running is not None:
-                running.synced = self._steps
-                self._context += 1
-            if finish is not None:
-                if running is not None:
-                    self._leave(key, running)
-                else:
-                    del self._prompts[key]
-                    self.scheduler.remove(sequence)
-            elif running is None:
-                del self._prompts[key]
-                self._decodes(sequence)
-        if said:
-            self.tell(TokenBatch(tuple(said)), times)
-        self._note_batch()
-        self._begin()

@@ -16,7 +16,7 @@ from kvrelay.loadtest.workload import PlannedRequest
 from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.cluster import HEARTBEAT_S, SimulatedCluster
 from kvrelay.simulation.controller import Controller
-from kvrelay.simulation.decode import MOST_STEPS
+from kvrelay.simulation.decode_steps import MOST_STEPS
 from kvrelay.simulation.scenario import Scenario
 
 # Most rows of a report. Beyond them, only every second, fourth, … request has a row.
