@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.timeline import PoolSample, Sample
@@ -16,7 +16,7 @@ from kvrelay.simulation.prefill import SimulatedPrefill
 from kvrelay.simulation.prompts import SharedHashes
 from kvrelay.simulation.router import SimulatedRouter
 from kvrelay.simulation.scenario import Scenario
-from kvrelay.simulation.worker import SimulatedWorker, Times
+from kvrelay.simulation.worker import SimulatedWorker, StepTime, Times
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
 
 # A worker's load reaches the router this often, in seconds.
@@ -108,13 +108,19 @@ class SimulatedCluster:
             deliver = worker.while_alive(lambda: worker.handle(command))
             self.agenda.after(self.delays.message_s, deliver)
 
-    def tell(self, worker: SimulatedWorker, event: Event, times: dict[str, Times]) -> None:
+    def tell(
+        self,
+        worker: SimulatedWorker,
+        event: Event,
+        times: dict[str, Times],
+        steps: Sequence[StepTime],
+    ) -> None:
         """Sends an event of a worker to the router."""
         worker_id = worker.worker_id
 
         def deliver() -> None:
             if self.workers.get(worker_id) is worker:
-                self.router.on_event(worker_id, event, times)
+                self.router.on_event(worker_id, event, times, steps)
 
         self.agenda.after(self.delays.message_s, deliver)
 

@@ -8,6 +8,7 @@ import heapq
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.agenda import VirtualClock
-from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, Times, token_of
+from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, StepTime, Times, token_of
 from kvrelay.types.requests import FinishReason
 from kvrelay.types.workers import PoolName
 from kvrelay.worker.sequence import Sequence, Work
@@ -27,6 +28,8 @@ from kvrelay.worker.steps.meter import Meter
 # Most decode steps that run at once. After that many, the router learns the tokens of all
 # sequences, and their blocks are taken.
 MOST_STEPS = 32
+# Steps of a run whose times the estimators learn. They are about equal.
+_TOLD_STEPS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +87,8 @@ class DecodeSteps(SimulatedWorker):
         self._run: tuple[float, int] | None = None
         self._stepping = False
         self._run_number = 0
+        # The last steps that the router has not been told of.
+        self._recent: deque[StepTime] = deque(maxlen=_TOLD_STEPS)
         # Changes of the batch at the end of the current step.
         self._pending: list[Callable[[], None]] = []
 
@@ -229,9 +234,10 @@ class DecodeSteps(SimulatedWorker):
         before = self._times[first - 1] if first else begun
         before = max(before, begun)
         budget = self.scheduler.chunk_budget
-        for place in range(first, first + min(steps, 8)):
+        for place in range(first, first + min(steps, _TOLD_STEPS)):
             at = self._times[place]
             budget.ended(True, 0, at - before, at)
+            self._recent.append((batch, at - before))
             before = at
         mean = (self.now - begun) / steps
         self.step_cost.ended(batch * steps, mean * steps, self.now) if steps == 1 else (
@@ -275,7 +281,8 @@ class DecodeSteps(SimulatedWorker):
             found.append(SequenceTokens(*spec.key, index, tokens, (), finish))
             ends = self._times[since - self._times_from : self._steps - self._times_from]
             times[spec.request_id] = np.asarray(ends, dtype=np.float64)
-        self.tell(TokenBatch(tuple(found)), times)
+        self.tell(TokenBatch(tuple(found)), times, tuple(self._recent))
+        self._recent.clear()
 
     # Single steps
 

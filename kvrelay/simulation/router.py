@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
@@ -17,7 +16,7 @@ from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.measurement import Measurement
 from kvrelay.simulation.prompts import SharedHashes
 from kvrelay.simulation.scenario import Delays
-from kvrelay.simulation.worker import Times
+from kvrelay.simulation.worker import StepTime, Times
 from kvrelay.types.control_plane import RouterLoad
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
@@ -138,40 +137,23 @@ class SimulatedRouter:
         self._carry_out(self.dispatcher.workers_changed(infos, self._agenda.now))
         self._keep_time()
 
-    def on_event(self, worker_id: str, event: Event, times: dict[str, Times]) -> None:
+    def on_event(
+        self, worker_id: str, event: Event, times: dict[str, Times], steps: Sequence[StepTime]
+    ) -> None:
         """Handles an event of a worker. `times`: of the tokens in it, by request. The times of a
-        run of steps lie in the past.
+        run of steps lie in the past. `steps`: the last steps of the run.
         """
-        self._times = times
         now = self._agenda.now
-        if isinstance(event, TokenBatch) and event.sequences and times:
-            self._split_steps(worker_id, event, times, now)
-        else:
-            self._carry_out(self.dispatcher.on_event(worker_id, event, now))
+        if steps:
+            for size, seconds in steps:
+                self.dispatcher.stepped(worker_id, size, seconds, now)
+            # The dispatcher measures a step as the time between two batches with the same first
+            # sequence, which would be the whole run.
+            self._carry_out(self.dispatcher.on_event(worker_id, TokenBatch(()), now))
+        self._times = times
+        self._carry_out(self.dispatcher.on_event(worker_id, event, now))
         self._times = {}
         self._keep_time()
-
-    def _split_steps(
-        self, worker_id: str, batch: TokenBatch, times: dict[str, Times], now: float
-    ) -> None:
-        """Handles the tokens of several steps. The dispatcher measures a step as the time between
-        two batches with the same first sequence, so it gets the tokens of the first sequence in two
-        batches: those before the last step, and the last.
-        """
-        first = batch.sequences[0]
-        ends = times[first.request_id]
-        if len(ends) > 1:
-            before = replace(first, token_ids=first.token_ids[:-1], finish_reason=None)
-            self._times = {first.request_id: ends[:-1]}
-            step_s = float(ends[-1] - ends[-2])
-            earlier = TokenBatch((before,))
-            self._carry_out(self.dispatcher.on_event(worker_id, earlier, now - step_s))
-            last = replace(
-                first, index=first.index + len(before.token_ids), token_ids=first.token_ids[-1:]
-            )
-            batch = TokenBatch((last, *batch.sequences[1:]))
-            self._times = times | {first.request_id: ends[-1:]}
-        self._carry_out(self.dispatcher.on_event(worker_id, batch, now))
 
     # Time
 

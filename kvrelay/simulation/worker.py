@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from kvrelay.worker.steps.step_cost import StepCost
 Key = tuple[str, int]
 # Times of a sequence's tokens, in seconds of the simulation.
 Times = NDArray[np.float64]
+# Sequences and seconds of a decode step.
+StepTime = tuple[int, float]
 
 
 class Cluster(Protocol):
@@ -36,8 +39,16 @@ class Cluster(Protocol):
     config: ClusterConfig
     delays: Delays
 
-    def tell(self, worker: SimulatedWorker, event: Event, times: dict[str, Times]) -> None:
-        """Sends an event to the router. `times`: of the tokens in it, by request."""
+    def tell(
+        self,
+        worker: SimulatedWorker,
+        event: Event,
+        times: dict[str, Times],
+        steps: SequenceOf[StepTime],
+    ) -> None:
+        """Sends an event to the router. `times`: of the tokens in it, by request. `steps`: the last
+        steps, if the event is about a run of them.
+        """
         ...
 
     def peer(self, worker_id: str) -> SimulatedWorker | None:
@@ -113,9 +124,14 @@ class SimulatedWorker(ABC):
     def empty(self) -> bool:
         """Whether the worker holds no sequence."""
 
-    def tell(self, event: Event, times: dict[str, Times] | None = None) -> None:
+    def tell(
+        self,
+        event: Event,
+        times: dict[str, Times] | None = None,
+        steps: SequenceOf[StepTime] = (),
+    ) -> None:
         """Sends an event to the router."""
-        self.cluster.tell(self, event, times or {})
+        self.cluster.tell(self, event, times or {}, steps)
 
     def while_alive(self, action: Action) -> Action:
         """Returns the action, which does nothing once the worker is dead."""

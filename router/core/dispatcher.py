@@ -246,6 +246,13 @@ class Dispatcher:
         self._workers.update(infos)
         return self.pump(now)
 
+    def stepped(self, worker_id: str, size: int, seconds: float, now: float) -> None:
+        """Records a decode step of `size` sequences that took `seconds`, for a simulation, which
+        reports the tokens of several steps at once.
+        """
+        if worker_id in self._workers:
+            self._workers.health.worked(worker_id, size, seconds, now)
+
     def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
         """Handles a worker's event. Events of unknown workers are dropped."""
         if worker_id not in self._workers:

@@ -10,7 +10,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
-from router.core.compatibility import follows
+from router.core.compatibility import features_of, follows
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
 from router.core.prefix_index import PrefixIndex
@@ -359,9 +359,10 @@ class Workers:
         views = []
         # By block size. Workers of a pool have the same.
         names_of: dict[int, Sequence[bytes]] = {}
+        limited = bool(features_of(request.sampling))
         for worker_id, worker in self._workers.items():
             info = worker.info
-            if info.state != "ready" or not follows(info, request.sampling):
+            if info.state != "ready" or (limited and not follows(info, request.sampling)):
                 continue
             room = info.load.blocks_total * info.block_size
             over = worker.sequences >= self._slots or bool(

@@ -221,3 +221,26 @@ def test_large_runs_keep_some_rows_and_all_rates() -> None:
     assert (len(some.rows), some.row_every) == (38, 8)
     assert some.rates()["requests"] == pytest.approx(every.rates()["requests"], rel=0.05)
     assert some.rows[1] == every.rows[8]
+
+
+def test_the_router_measures_single_steps() -> None:
+    """Equal workers with unlike batches stay healthy, and a slow worker among them is found."""
+    slow = simulated.profile(decode_base_s=0.2)
+    equal = simulated.scenario(1, 4, config={"router": {"policy": "round_robin"}})
+    unlike = replace(equal, pools={**equal.pools, "decode": (*equal.pools["decode"][:3], slow)})
+    plan = list(simulated.poisson(4.0, 150, prompt=(100, 100), answer=(100, 300), seed=8))
+    found = {}
+    for name, cluster in (("equal", equal), ("unlike", unlike)):
+        simulation = Simulation(cluster, plan, {})
+        dispatcher = simulation.clusters[0].router.dispatcher
+        sick: set[str] = set()
+        for second in range(10, 40):
+            simulation.agenda.at(
+                second,
+                lambda dispatcher=dispatcher, sick=sick: sick.update(  # type: ignore[misc]
+                    one.worker_id for one in dispatcher.sick
+                ),
+            )
+        check_conserved(simulation.run(), plan)
+        found[name] = sick
+    assert found == {"equal": set(), "unlike": {"decode-3"}}
