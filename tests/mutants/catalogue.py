@@ -8,6 +8,7 @@ from mutants import (
     of_router,
     of_scaling,
     of_security,
+    of_simulation,
     of_standby,
     of_tenants,
     of_transfer,
@@ -24,5 +25,6 @@ _MODULES = (
     of_security,
     of_inputs,
     of_tenants,
+    of_simulation,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -185,6 +185,24 @@ def test_a_killed_worker_costs_time_and_no_request() -> None:
     retried = [row for row in killed.rows if row.ledger and len(row.ledger.attempts) > 1]
     assert retried
     assert killed.options["worker_seconds"] < 3 * killed.options["simulated_seconds"]
+    assert killed.timeline is not None
+    sizes = [one.pools["decode"].workers for one in killed.timeline.samples]
+    assert 1 in sizes
+    assert sizes[-1] == 2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_batches_that_outgrow_their_blocks_are_preempted(seed: int) -> None:
+    config = {"kv": {"memory": "1024KiB", "block_size": 16}, "router": {"preemption": False}}
+    plan = list(simulated.poisson(50.0, 40, prompt=(150, 200), answer=(100, 300), seed=seed))
+    simulation = Simulation(simulated.scenario(1, 1, config=config), plan, {})
+    report = simulation.run()
+    while simulation.agenda.run_next():
+        pass
+    check_conserved(report, plan)
+    check_emptied(simulation)
+    worker = simulation.clusters[0].workers["decode-0"]
+    assert worker.load().preemptions > 0
 
 
 def test_a_policy_grows_and_shrinks_the_pools() -> None:
