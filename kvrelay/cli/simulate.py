@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kvrelay.simulation.scenario import Failure, Scenario
     from kvrelay.simulation.sweep import SweepPoint
 
+# Characters of a profile that are read.
+_MAX_PROFILE = 2**20
+
 Pool = Annotated[
     list[str] | None,
     typer.Option(
@@ -173,6 +176,11 @@ def simulate(
         with _failures_exit():
             load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
     else:
+        for name, value in (("format", trace_format), ("start", trace_start)):
+            if value:
+                raise typer.BadParameter(f"--trace-{name} requires --trace.")
+        if (time_scale, length_scale) != ("1", "1"):
+            raise typer.BadParameter("--time-scale and --length-scale require --trace.")
         lengths = (prompt_tokens, output_tokens, False, seed)
         load = options.workload(rate, None, burstiness, num_requests, duration, *lengths)
     inputs = _Inputs(
@@ -337,7 +345,8 @@ def _profiles(
             )
         if name not in read:
             try:
-                text = Path(name).read_text(encoding="utf-8")
+                with Path(name).open(encoding="utf-8") as lines:
+                    text = lines.read(_MAX_PROFILE)
             except (OSError, UnicodeDecodeError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or "not a text file"
                 raise InvalidArgument(f"{name:.200}: {reason}") from None

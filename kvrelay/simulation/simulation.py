@@ -158,7 +158,11 @@ class Simulation:
                 self._samples = self._samples[::2]
                 self._sample_s *= 2
         if self._working:
-            self.agenda.after(HEARTBEAT_S, self._heartbeat)
+            # An idle cluster without a policy has nothing to report before the next arrival.
+            idle = not any(one.router.unfinished for one in self._clusters)
+            skips = idle and self._controllers[0].interval_s is None
+            next_s = self.agenda.now + HEARTBEAT_S
+            self.agenda.at(max(next_s, self._last_arrival_s) if skips else next_s, self._heartbeat)
 
     def _decide(self) -> None:
         for cluster, controller in zip(self._clusters, self._controllers, strict=True):

@@ -91,6 +91,9 @@ def test_a_sweep_writes_all_points_and_a_page(tmp_path: Path, profile: str) -> N
         (["--profile", "PROFILE", "--trace", "HOLES"], 1, "two lengths"),
         (["--profile", "PROFILE", "--prompt-tokens", "9000"], 1, "do not fit"),
         (["--profile", "PROFILE", "--routers", "2"], 1, "2 routers"),
+        (["--profile", "PROFILE", "--time-scale", "2"], 2, "require --trace"),
+        (["--profile", "PROFILE", "--trace-start", "2"], 2, "requires --trace"),
+        (["--profile", "/dev/zero"], 1, "not a profile"),
         (["--profile", "PROFILE", "--json", "no/folder/x.json"], 2, "cannot be written"),
     ],
 )

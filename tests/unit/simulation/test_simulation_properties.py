@@ -262,3 +262,20 @@ def test_the_router_measures_single_steps() -> None:
         check_conserved(simulation.run(), plan)
         found[name] = sick
     assert found == {"equal": set(), "unlike": {"decode-3"}}
+
+
+def test_steps_without_cost_take_no_time() -> None:
+    free = simulated.profile(**{name: 0.0 for name in simulated.COSTS if name != "kind"})
+    cluster = simulated.scenario(1, 2, free, delays=Delays(0.0, 0.0, 0.0))
+    plan = list(simulated.poisson(10.0, 40))
+    report = simulated.run(cluster, plan)
+    check_conserved(report, plan)
+    assert all(row.e2e_s == pytest.approx(0.0, abs=0.02) for row in report.rows)
+
+
+def test_long_pauses_cost_few_actions() -> None:
+    plan = [replace(one, at=1e5 * one.at) for one in simulated.poisson(1.0, 20)]
+    simulation = Simulation(simulated.scenario(1, 1), plan, {})
+    check_conserved(simulation.run(), plan)
+    assert simulation.agenda.now > 1e5
+    assert simulation.agenda.actions_run < 200 * len(plan)
