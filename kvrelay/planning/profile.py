@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -52,10 +53,12 @@ class Profile:
                     field=name,
                 )
         if not isinstance(self.residuals, dict) or not all(
-            isinstance(key, str) and type(value) in (int, float)
+            isinstance(key, str) and type(value) in (int, float) and 0 <= value < math.inf
             for key, value in self.residuals.items()
         ):
-            raise InvalidArgument("profile: residuals must map names to numbers", field="residuals")
+            raise InvalidArgument(
+                "profile: residuals must map names to numbers, 0 or more", field="residuals"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the profile as plain data for JSON."""

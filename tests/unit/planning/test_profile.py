@@ -43,6 +43,7 @@ def test_step_costs_need_the_size_of_a_token() -> None:
         (json.dumps(document(vocab_size=1.5)), "vocab_size is 1.5"),
         (json.dumps(document(machine=7)), "machine is 7"),
         (json.dumps(document(residuals={"x": "y"})), "residuals"),
+        (json.dumps(document(residuals={"x": float("nan")})), "residuals"),
         (json.dumps(document(more=1)), "'more' is not a known key"),
         (json.dumps(document(costs=None)), "not step costs"),
         (json.dumps({k: v for k, v in document().items() if k != "costs"}), "costs is missing"),

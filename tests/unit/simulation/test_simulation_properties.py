@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import simulated
 
+from kvrelay.loadtest.report.report_file import report_from_json, report_to_json
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.workload import PlannedRequest
@@ -239,6 +241,7 @@ def test_large_runs_keep_some_rows_and_all_rates() -> None:
     assert (len(some.rows), some.row_every) == (38, 8)
     assert some.rates()["requests"] == pytest.approx(every.rates()["requests"], rel=0.05)
     assert some.rows[1] == every.rows[8]
+    assert report_from_json(json.loads(json.dumps(report_to_json(some)))) == some
 
 
 def test_the_router_measures_single_steps() -> None:
