@@ -243,6 +243,9 @@ def _sweep(
     from kvrelay.loadtest.report.report_file import write
     from kvrelay.simulation.sweep import SweepPoint, sweep_to_json
 
+    for point in points:
+        # A wrong value is found before the first simulation.
+        _prepared(inputs, point)
     found: list[SweepPoint] = []
     best: tuple[float, Report] | None = None
     for number, point in enumerate(points, 1):
@@ -268,24 +271,29 @@ def _saved(*files: Path | None) -> None:
             typer.echo(f"kvrelay: saved {path}", err=True)
 
 
-def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:
+def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:
+    """Returns the load and the cluster of a point. Raises InvalidArgument."""
     from kvrelay.loadtest.rate import parse_rate
-    from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import Workload
-    from kvrelay.simulation.simulation import simulate as run
 
-    load = inputs.load
-    rate = point.get("rate")
+    load, rate = inputs.load, point.get("rate")
     if rate is not None:
         if not isinstance(load, Workload):
             raise InvalidArgument("--sweep rate cannot be combined with --trace")
         load = replace(load, rate=parse_rate(rate))
-    scenario = _scenario(inputs, point)
+    return load, _scenario(inputs, point)
+
+
+def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:
+    from kvrelay.loadtest.traces.replay import Replay
+    from kvrelay.simulation.simulation import simulate as run
+
+    load, scenario = _prepared(inputs, point)
+    sizes = ", ".join(f"{len(scenario.pools[pool])} {pool}" for pool in scenario.pools)
     described: dict[str, Any] = {
         "target": "simulation",
         "model": _names(scenario),
-        "pools": f"{len(scenario.pools['prefill'])} prefill, "
-        f"{len(scenario.pools['decode'])} decode",
+        "pools": sizes,
         **load.options(),
         **dict(point.values),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +99,10 @@ class Simulation:
         """Runs to the end of the last request. Raises InvalidArgument for a load without requests
         or without token ids.
         """
+        with _rare_collections():
+            return self._run()
+
+    def _run(self) -> Report:
         self._next_arrival()
         if self._arrived_all:
             raise InvalidArgument("the load has no requests")
@@ -196,6 +202,19 @@ class Simulation:
     def _decisions(self) -> Iterator[Any]:
         for one in self._controllers:
             yield from one.decisions
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Makes the cyclic garbage collector run rarely. A simulation makes many objects and few
+    cycles, and the collector would visit the caches of all workers again and again.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def simulate(

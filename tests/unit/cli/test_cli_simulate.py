@@ -63,6 +63,29 @@ def test_a_sweep_writes_all_points_and_a_page(tmp_path: Path, profile: str) -> N
     assert "paretoPlot" in html.read_text()
 
 
+def test_a_wrong_point_stops_a_sweep_before_its_first_simulation(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a simulation ran")
+
+    monkeypatch.setattr("kvrelay.simulation.simulation.simulate", fail)
+    arguments = ["--sweep", "router.policy=kv_aware,best"]
+    assert run(["simulate", "--profile", profile, *COUNT, *arguments]) == 1
+
+
+def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(simulated.profile(decode_base_s=0.05).to_json()))
+    file = tmp_path / "run.json"
+    pools = ["--decode", "1", "--decode", f"1:{slow}"]
+    assert run(["simulate", "--profile", profile, *COUNT, *pools, "--json", str(file)]) == 0
+    tpots = sorted(row.tpot_s or 0.0 for row in load_report(file).rows)
+    # The decode step of either worker takes its own base and little more.
+    assert tpots[0] < 0.02
+    assert tpots[-1] > 0.05
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
