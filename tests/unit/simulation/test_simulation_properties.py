@@ -282,3 +282,24 @@ def test_long_pauses_cost_few_actions() -> None:
     check_conserved(simulation.run(), plan)
     assert simulation.agenda.now > 1e5
     assert simulation.agenda.actions_run < 200 * len(plan)
+
+
+def test_a_pool_takes_a_spare_worker_of_the_other_pool() -> None:
+    bounds = {"min_replicas": 1, "max_replicas": 4, "upscale_delay_s": 1.0}
+    policy = {
+        "rebalance": True,
+        "prefill": {**bounds, "metrics": [{"name": "queue_depth", "target": 4.0}]},
+        "decode": {**bounds, "metrics": [{"name": "queue_depth", "target": 2.0}]},
+    }
+    # A start takes longer than the whole load, so only a role change helps.
+    worker = simulated.profile(start_s=500.0)
+    cluster = simulated.scenario(
+        3, 1, worker, policy=policy, config={"decode": {"max_batch": 4}, "slo": None}
+    )
+    plan = list(simulated.poisson(8.0, 150, prompt=(100, 200), answer=(100, 200), seed=9))
+    report = simulated.run(cluster, plan)
+    check_conserved(report, plan)
+    assert report.timeline is not None
+    pools = [(one.pool, one.after - one.before) for one in report.timeline.decisions]
+    assert ("prefill", -1) in pools
+    assert max(one.pools["decode"].workers for one in report.timeline.samples) > 1
