@@ -231,18 +231,14 @@ class DecodeSteps(SimulatedWorker):
 
     def _learn(self, begun: float, batch: int, first: int, steps: int) -> None:
         """Tells the estimators of the steps' times."""
-        before = self._times[first - 1] if first else begun
-        before = max(before, begun)
-        budget = self.scheduler.chunk_budget
-        for place in range(first, first + min(steps, _TOLD_STEPS)):
+        before = begun
+        for place in range(first, first + steps):
             at = self._times[place]
-            budget.ended(True, 0, at - before, at)
-            self._recent.append((batch, at - before))
+            self.step_cost.ended(batch, at - before, at)
+            if place - first < _TOLD_STEPS:
+                self.scheduler.chunk_budget.ended(True, 0, at - before, at)
+                self._recent.append((batch, at - before))
             before = at
-        mean = (self.now - begun) / steps
-        self.step_cost.ended(batch * steps, mean * steps, self.now) if steps == 1 else (
-            self.step_cost.ended(batch, mean, self.now)
-        )
 
     def _advance(self, running: _Running) -> None:
         """Brings a sequence's tokens and blocks up to the current step."""

@@ -303,3 +303,21 @@ def test_a_pool_takes_a_spare_worker_of_the_other_pool() -> None:
     pools = [(one.pool, one.after - one.before) for one in report.timeline.decisions]
     assert ("prefill", -1) in pools
     assert max(one.pools["decode"].workers for one in report.timeline.samples) > 1
+
+
+def test_the_load_of_a_decode_worker_equals_that_of_single_steps() -> None:
+    """Its utilisation, from which the policy decides, does not depend on runs of steps."""
+
+    def shares() -> list[float]:
+        plan = simulated.poisson(6.0, 80, prompt=(100, 100), answer=(100, 150), seed=2)
+        config = {"router": {"policy": "round_robin"}, "slo": None}
+        report = simulated.run(simulated.scenario(1, 2, config=config), plan)
+        assert report.timeline is not None
+        return [one.pools["decode"].busy_share for one in report.timeline.samples]
+
+    fast = shares()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedDecode, "_has_room", lambda _: False)
+        slow = shares()
+    assert max(fast) > 0.1
+    assert fast == pytest.approx(slow, abs=0.01)
