@@ -84,6 +84,8 @@ class SimulatedCluster:
     def remove(self, worker_id: str, expected: bool) -> None:
         """Removes a worker, dead or stopped."""
         worker = self.workers.pop(worker_id)
+        if isinstance(worker, SimulatedDecode) and (words := worker.last_words()) is not None:
+            self.router.on_event(worker_id, *words, ())
         worker.alive = False
         self._gone_s += self.agenda.now - worker.started_at
         self.router.worker_lost(worker_id, expected)

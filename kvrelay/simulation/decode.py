@@ -86,6 +86,7 @@ class SimulatedDecode(DecodeSteps):
         """Hands all sequences back."""
 
         def fail() -> None:
+            self.tell_all()
             for key in [*self._reserved, *self._running, *self._prompts]:
                 if key in self._reserved:
                     self._reserved.pop(key).drop_blocks(self.cache)

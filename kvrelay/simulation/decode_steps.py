@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -254,6 +254,25 @@ class DecodeSteps(SimulatedWorker):
             raise AssertionError("a run of steps began without its blocks") from error
         sequence.advance(self.cache, steps)
 
+    def tell_all(self) -> None:
+        """Tells the router the tokens of all steps so far, between two steps."""
+        if any(one.synced < self._steps for one in self._running.values()):
+            self._sync_all([])
+
+    def last_words(self) -> tuple[TokenBatch, dict[str, Times]] | None:
+        """Returns the tokens of the steps whose messages have arrived and that the router does not
+        know yet, when the worker dies. None without any.
+        """
+        if self._run is None:
+            return None
+        first = self._steps - self._times_from
+        sent_s = self.now - self.cluster.delays.message_s
+        self._steps += bisect_right(self._times, sent_s, lo=first) - first
+        said = [(one, one.synced) for one in self._running.values() if one.synced < self._steps]
+        for running, _ in said:
+            self._advance(running)
+        return self._tokens_of(said) if said else None
+
     def _sync_all(self, ended: list[tuple[_Running, int]]) -> None:
         said = list(ended)
         for running in self._running.values():
@@ -267,6 +286,12 @@ class DecodeSteps(SimulatedWorker):
 
     def _say(self, said: list[tuple[_Running, int]]) -> None:
         """Sends the tokens of sequences since the steps up to which the router has them."""
+        batch, times = self._tokens_of(said)
+        self.tell(batch, times, tuple(self._recent))
+        self._recent.clear()
+
+    def _tokens_of(self, said: list[tuple[_Running, int]]) -> tuple[TokenBatch, dict[str, Times]]:
+        """Returns the tokens of sequences since these steps, and the times of the tokens."""
         found, times = [], {}
         for running, since in said:
             spec, sequence = running.sequence.spec, running.sequence
@@ -277,14 +302,12 @@ class DecodeSteps(SimulatedWorker):
             found.append(SequenceTokens(*spec.key, index, tokens, (), finish))
             ends = self._times[since - self._times_from : self._steps - self._times_from]
             times[spec.request_id] = np.asarray(ends, dtype=np.float64)
-        self.tell(TokenBatch(tuple(found)), times, tuple(self._recent))
-        self._recent.clear()
+        return TokenBatch(tuple(found)), times
 
     # Single steps
 
     def _begin_step(self) -> None:
-        if any(one.synced < self._steps for one in self._running.values()):
-            self._sync_all([])
+        self.tell_all()
         batch = self.scheduler.next(self.now)
         # The scheduler may have preempted sequences, which are computed again.
         for key, running in list(self._running.items()):

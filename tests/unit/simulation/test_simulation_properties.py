@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -321,3 +321,23 @@ def test_the_load_of_a_decode_worker_equals_that_of_single_steps() -> None:
         slow = shares()
     assert max(fast) > 0.1
     assert fast == pytest.approx(slow, abs=0.01)
+
+
+@pytest.mark.parametrize("at_s", [1.0, 1.3, 2.05])
+def test_a_client_keeps_the_tokens_of_a_worker_that_dies(at_s: float) -> None:
+    plan = [PlannedRequest(0.0, None, tuple(range(300)), 400, 7)]
+
+    def times(failures: list[tuple[str, float]]) -> list[float]:
+        cluster = simulated.scenario(1, 1, simulated.profile(start_s=1.0), failures=failures)
+        (row,) = simulated.run(cluster, plan).rows
+        assert row.ok
+        assert row.ttft_s is not None
+        return list(accumulate([row.ttft_s, *row.itl_s]))
+
+    calm, killed = times([]), times([("decode-0", at_s)])
+    # What has arrived at the router is still on its way to the client.
+    before = sum(at <= at_s + Delays().message_s for at in calm)
+    assert before > 50
+    assert killed[:before] == pytest.approx(calm[:before], abs=1e-9)
+    assert killed[before] > at_s + 1.0
+    assert len(killed) == 400
