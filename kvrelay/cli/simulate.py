@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -285,6 +285,7 @@ def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:
 
 
 def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:
+    from kvrelay.cli.views.simulation_view import simulation_progress
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.simulation.simulation import simulate as run
 
@@ -301,7 +302,7 @@ def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Rep
         described["cut"] = asdict(load.cut(scenario.max_model_len))
     total = getattr(load, "num_requests", None)
     plan = load.plan(scenario.vocab_size, scenario.max_model_len)
-    with _progress(text, total) as done:
+    with simulation_progress(text, total) as done:
         return run(scenario, plan, described, inputs.slos, done)
 
 
@@ -369,33 +370,3 @@ def _profiles(
 def _names(scenario: Scenario) -> str:
     names = {one.costs.model or "a model" for pool in scenario.pools.values() for one in pool}
     return ", ".join(sorted(names))
-
-
-@contextmanager
-def _progress(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        bar = progress.add_task(text, total=total)
-
-        def done(ended: int) -> None:
-            if ended % 64 == 0:
-                progress.update(bar, completed=ended)
-
-        yield done

@@ -1,10 +1,18 @@
-"""Formats a sweep of simulations for the terminal."""
+"""Formats sweeps of simulations for the terminal, and shows their progress."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from kvrelay.simulation.sweep import SweepPoint, pareto
@@ -38,3 +46,27 @@ def sweep_view(points: Sequence[SweepPoint]) -> RenderableType:
 def _ms(point: SweepPoint, name: str, column: str) -> str:
     summary = point.latencies[name]
     return "-" if summary is None else f"{1000 * getattr(summary, column):.1f}"
+
+
+@contextmanager
+def simulation_progress(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows a progress bar on a terminal. Yields a function that takes the number of requests that
+    have ended.
+    """
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        bar = progress.add_task(text, total=total)
+
+        def done(ended: int) -> None:
+            if ended % 64 == 0:
+                progress.update(bar, completed=ended)
+
+        yield done
