@@ -109,7 +109,7 @@ def engine(
         peer=peer,
         quick=quick,
     )
-    with _progress() as progress:
+    with progress_bars() as progress:
         report = run(options, progress)
     if as_json:
         print(json.dumps(report.as_dict()))
@@ -159,7 +159,7 @@ def handoff(
     from kvrelay.bench.handoff.table import report_view
 
     first, second = first_cores(2)
-    with _progress() as progress:
+    with progress_bars() as progress:
         report = run(
             Options(
                 model, tuple(transport or TRANSPORTS), (first, second), chunk_tokens, runs, quick
@@ -204,7 +204,7 @@ def router(
 
     first, second = first_cores(2)
     options = Options((first, second), min(seconds, 1.0) if quick else seconds, requests, quick)
-    with _progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with progress_bars() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(run(options, progress))
     if as_json:
         print(json.dumps(report.as_dict()))
@@ -213,7 +213,7 @@ def router(
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress_bars() -> Iterator[Progress]:
     """Progress bars on stderr. They are drawn after each case, because a thread that draws them
     would disturb the measurement.
     """

@@ -58,9 +58,19 @@ class Dispatcher:
     order.
     """
 
-    def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        hash_bytes: int = HASH_BYTES,
+        hasher_of: Callable[[Request, int], BlockHasher] | None = None,
+    ) -> None:
+        """`hasher_of` returns the hasher of a request for a block size, so that a simulation hashes
+        each prompt once. Default: a new hasher with `hash_bytes`.
+        """
         self._config = config
         self._hash_bytes = hash_bytes
+        self._hasher_of = hasher_of
         self._settings = Settings(
             config.router.max_attempts, config.transfer.lease_s, config.transfer.transport
         )
@@ -166,7 +176,7 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        entry = Entry(life, ticket, share, partial(self._hasher, request.salt, request.adapter))
+        entry = Entry(life, ticket, share, partial(self._hasher, request))
         effects: list[Effect] = []
         if request.complete is None and not self._overtakes(entry, now):
             effects = self._make_room(request, share, now)
@@ -238,6 +248,13 @@ class Dispatcher:
         """Updates the state and load of known workers."""
         self._workers.update(infos)
         return self.pump(now)
+
+    def stepped(self, worker_id: str, size: int, seconds: float, now: float) -> None:
+        """Records a decode step of `size` sequences that took `seconds`, for a simulation, which
+        reports the tokens of several steps at once.
+        """
+        if worker_id in self._workers:
+            self._workers.health.worked(worker_id, size, seconds, now)
 
     def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
         """Handles a worker's event. Events of unknown workers are dropped."""
@@ -318,9 +335,15 @@ class Dispatcher:
             effects += _notices(*blame(self._workers, worker_id, placed, event, begun, now))
         return effects
 
-    def _hasher(self, salt: str, adapter: str, block_size: int, layout_hash: str) -> BlockHasher:
+    def _hasher(self, request: Request, block_size: int, layout_hash: str) -> BlockHasher:
+        if self._hasher_of is not None:
+            return self._hasher_of(request, block_size)
         return BlockHasher(
-            block_size, salt, model=layout_hash, adapter=adapter, hash_bytes=self._hash_bytes
+            block_size,
+            request.salt,
+            model=layout_hash,
+            adapter=request.adapter,
+            hash_bytes=self._hash_bytes,
         )
 
     # Accounting

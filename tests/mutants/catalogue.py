@@ -10,6 +10,7 @@ from mutants import (
     of_router,
     of_scaling,
     of_security,
+    of_simulation,
     of_standby,
     of_tenants,
     of_tiers,
@@ -30,5 +31,6 @@ _MODULES = (
     of_tiers,
     of_adapters,
     of_planning,
+    of_simulation,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -383,7 +383,7 @@ MUTANTS = (
     Mutant(
         "guidance goes to workers that know it alone",
         "router/core/workers/worker_table.py",
-        "or not follows(info, request.sampling)",
+        "or (limited and not follows(info, request.sampling))",
         "",
         (
             "unit/router/core/test_limited_choice.py::test_guidance_goes_to_the_worker_that_knows_it_although_the_other_is_idle",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvrelay.bench.engines.loop import serve
@@ -39,6 +40,7 @@ class Kvrelay:
             loaded = loaded_model(model, settings["shape"], settings["shape"])
         else:
             loaded = load_model(settings["model"], dtype=settings["dtype"], device=device)
+        self._context: int = loaded.max_model_len
         self._runner = ModelRunner.of(
             loaded,
             kv_bytes=settings["kv_bytes"],
@@ -53,13 +55,22 @@ class Kvrelay:
         self._batch: list[tuple[list[int], range]] = []
 
     def facts(self) -> dict[str, Any]:
-        """Returns the name, the chunk size in tokens, and which kernels and graphs are in use."""
+        """Returns the name, the chunk size in tokens, which kernels and graphs are in use, and the
+        sizes of the model and of its KV.
+        """
+        layout = self._runner.layout
         return {
             "name": NAME,
             "chunk_tokens": self._chunk_tokens,
             "kernels": self._runner.kernels,
             "without_kernels": self._runner.without_kernels,
             "not_captured": self._runner.not_captured,
+            "engine": self._runner.engine,
+            "model_len": self._context,
+            "vocab_size": self._runner.vocab_size,
+            "kv_tokens": self._runner.num_blocks * layout.block_size,
+            "block_bytes": layout.block_bytes,
+            "layout": asdict(layout),
         }
 
     def prefill(self, prompt: list[int]) -> float:

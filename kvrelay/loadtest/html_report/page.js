@@ -112,7 +112,7 @@ function settings(run) {
 
 function header() {
   const first = RUNS[0];
-  const what = DATA.sweep
+  const what = DATA.pareto ? paretoText() : DATA.sweep
     ? DATA.sweep.best
       ? `Goodput ${number(DATA.sweep.best)} requests/s: the highest tested rate at which ${percent(DATA.sweep.attainment)} of the requests met every objective.`
       : `No tested rate let ${percent(DATA.sweep.attainment)} of the requests meet every objective.`
@@ -133,6 +133,7 @@ const spanOf = (run) => Math.max(run.duration, run.timeline?.samples.at(-1)?.at_
 
 header();
 const main = document.getElementById("main");
+if (DATA.pareto) main.append(...paretoCards());
 if (DATA.sweep) main.append(...heading("Goodput against rate"), sweep());
 if (RUNS.length) {
   if (DATA.sweep) main.append(...heading(`At ${RUNS[0].name}`));

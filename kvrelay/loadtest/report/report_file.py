@@ -81,6 +81,7 @@ def report_to_json(report: Report) -> Json:
         "options": report.options,
         "slos": [asdict(slo) for slo in report.slos],
         "interrupted": report.interrupted,
+        "row_every": report.row_every,
         "warnings": report.warnings,
         "duration_seconds": report.duration_s,
         "rates_per_second": report.rates(),
@@ -110,6 +111,7 @@ def report_from_json(document: Json) -> Report:
         if reuse is None
         else read(Reuse, {k: value for k, value in reuse.items() if k != "shares"}),
         interrupted=read(bool, document.get("interrupted", False)),
+        row_every=max(1, read(int, document.get("row_every", 1))),
     )
 
 

@@ -36,6 +36,8 @@ class Report:
     # Set if the prompts are token ids.
     reuse: Reuse | None = None
     interrupted: bool = False
+    # One of this many requests has a row. Above 1 for large simulations.
+    row_every: int = 1
 
     @property
     def answered(self) -> tuple[Row, ...]:
@@ -78,7 +80,10 @@ class Report:
         }
         if self.slos:
             totals["goodput requests"] = sum(map(self.good, answered))
-        return {name: total / seconds if seconds else 0.0 for name, total in totals.items()}
+        return {
+            name: self.row_every * total / seconds if seconds else 0.0
+            for name, total in totals.items()
+        }
 
     def samples(self) -> dict[str, list[float]]:
         """Returns the samples of the answered requests, in seconds."""
@@ -112,6 +117,11 @@ class Report:
                 f"the load generator was late: p99 {self.late_p99_s * 1000:.0f} ms after the "
                 "scheduled arrival. Every latency in this report includes the delay. Give the load "
                 "generator a core of its own, or lower the rate"
+            )
+        if self.row_every > 1:
+            found.append(
+                f"one of {self.row_every} requests has a row; rates are for all requests, counts "
+                "are of the rows"
             )
         if self.interrupted:
             found.append(

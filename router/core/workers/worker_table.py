@@ -11,7 +11,7 @@ from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
-from router.core.compatibility import follows, offers
+from router.core.compatibility import features_of, follows, offers
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
 from router.core.prefixes.prefix_index import PrefixIndex
@@ -79,6 +79,8 @@ class Worker:
         """Returns the prompt tokens that the worker computes before it has computed another prompt
         of this tenant and priority, with `num_tokens`.
         """
+        if not self.prompts:
+            return 0
         own, others = 0, dict[str, int]()
         for one in self.prompts:
             if one.tenant == tenant:
@@ -97,6 +99,8 @@ class Worker:
         worker gives each tenant the same time, so it is busy for a tenant with `most` tokens of its
         own. Less urgent prompts do not count.
         """
+        if not self.prompts:
+            return True
         ahead = [one for one in self.prompts if one.priority <= priority]
         own = [one for one in ahead if one.tenant == tenant]
         tenants = {one.tenant for one in ahead}
@@ -363,9 +367,10 @@ class Workers:
         adapter, as seen by the request, whose sequence has `needed` tokens.
         """
         views = []
+        limited = bool(features_of(request.sampling))
         for worker_id, worker in self._workers.items():
             info = worker.info
-            if info.state != "ready" or not follows(info, request.sampling):
+            if info.state != "ready" or (limited and not follows(info, request.sampling)):
                 continue
             if request.adapter and request.adapter not in info.adapters:
                 continue

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scripted_router import LEDGER
 
-from kvrelay.loadtest.html_report import compare_page, page
+from kvrelay.loadtest.html_report import compare_page, page, pareto_page
 from kvrelay.loadtest.html_report.distributions import BINS, distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
 from kvrelay.loadtest.report.row import Row
@@ -270,3 +270,29 @@ def test_a_browser_draws_comparisons_and_sweeps(
     assert "Goodput" in found["text"]
     empty = browser(page(Report({}, (), (), interrupted=True)), 390)
     assert (empty["failed"], empty["wide"]) == (None, 0)
+
+
+def test_a_browser_draws_a_sweep_of_simulations(
+    browser: Callable[[str, int], dict[str, Any]],
+) -> None:
+    summary = {"median": 0.1, "p99": 0.2}
+    points = [
+        {
+            "name": f"{EVIL} {n}",
+            "values": {},
+            "goodput": 1.5 * n,
+            "cost": 1.0 + n // 2,
+            "good_share": 0.5,
+            "cached_share": 0.1,
+            "requests": 10,
+            "failed": 0,
+            "latencies": {"TTFT": summary, "ITL": None if n == 2 else summary},
+            "pareto": n % 2 == 1,
+        }
+        for n in range(6)
+    ]
+    found = browser(pareto_page({"points": points, "options": {}}), 1280)
+    assert found["failed"] is None
+    assert found["wide"] == 0
+    assert found["title"] == "Simulated clusters · kvrelay"
+    assert found["plots"] == 1

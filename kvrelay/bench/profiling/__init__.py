@@ -1,0 +1,1 @@
+"""Fits the step costs of a worker on the machine at hand."""

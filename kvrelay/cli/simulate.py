@@ -1,0 +1,372 @@
+"""`kvrelay simulate`: a cluster in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.loadtest import options
+from kvrelay.cli.views import render
+from kvrelay.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from kvrelay.loadtest.report.sweep_report import Report
+    from kvrelay.loadtest.slo import Slo
+    from kvrelay.planning.profile import Profile
+    from kvrelay.simulation.options import Point, PoolPart
+    from kvrelay.simulation.scenario import Failure, Scenario
+    from kvrelay.simulation.sweep import SweepPoint
+
+# Characters of a profile that are read.
+_MAX_PROFILE = 2**20
+
+Pool = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="N[:PROFILE]",
+        help="Workers of the pool. Repeat it with other profiles for unlike workers. Default: as "
+        "configured.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The options, parsed but not yet checked against each other."""
+
+    profile: Path | None
+    kv_token_bytes: int | None
+    config: Path | None
+    autoscaling: Path | None
+    prefill: tuple[PoolPart, ...]
+    decode: tuple[PoolPart, ...]
+    failures: tuple[Failure, ...]
+    routers: int
+    request_ms: float
+    message_ms: float
+    step_ms: float
+    load: options.Load
+    slos: tuple[Slo, ...]
+
+
+@requires_cluster_extra
+def simulate(
+    slo: options.Words = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Profile of every worker, as `kvrelay profile` writes it."
+        ),
+    ] = None,
+    kv_token_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="KV bytes per token, for step costs without it."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", metavar="FILE", help="Configuration file.")
+    ] = None,
+    autoscaling: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Scaling policy. Default: as configured."),
+    ] = None,
+    prefill: Pool = None,
+    decode: Pool = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,... Default: 1.",
+        ),
+    ] = None,
+    num_requests: options.NumRequests = None,
+    duration: options.Duration = None,
+    burstiness: options.Burstiness = None,
+    prompt_tokens: options.PromptTokens = None,
+    output_tokens: options.OutputTokens = None,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="S", help="Seed; equal seeds give equal simulations."),
+    ] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Trace to replay: Mooncake JSONL, Azure CSV, ServeGen client or folder.",
+        ),
+    ] = None,
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="mooncake|azure|servegen",
+            help="Format of the trace. Default: detected from the file.",
+        ),
+    ] = None,
+    trace_start: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in the trace at which the replay begins.")
+    ] = 0.0,
+    time_scale: Annotated[
+        str, typer.Option(metavar="X", help="Factor on the times between requests.")
+    ] = "1",
+    length_scale: Annotated[
+        str, typer.Option(metavar="X", help="Factor on the lengths of prompts and answers.")
+    ] = "1",
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORKER@SECONDS", help="Kill a worker at a time; repeatable."),
+    ] = None,
+    routers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Independent routers, each with an equal share of the workers and requests.",
+        ),
+    ] = 1,
+    request_ms: Annotated[
+        float,
+        typer.Option(min=0, max=1e6, metavar="MS", help="Time from the client to the queue."),
+    ] = 1.0,
+    message_ms: Annotated[
+        float,
+        typer.Option(min=0, max=1e6, metavar="MS", help="Time of a message between processes."),
+    ] = 0.5,
+    step_ms: Annotated[
+        float,
+        typer.Option(min=0, max=1e6, metavar="MS", help="Time of a worker between two steps."),
+    ] = 0.0,
+    goodput: options.Goodput = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V,V,...",
+            help="Simulate all combinations. KEY: pools (P:D), rate, or a configuration key.",
+        ),
+    ] = None,
+    file: options.Json = None,
+    html: options.Html = None,
+) -> None:
+    """Simulate a cluster under a load, with the production router, schedulers and autoscaler in
+    virtual time.
+
+    Step times come from a profile of a worker. The report has the format of `kvrelay loadtest
+    run`, so `kvrelay loadtest report` and `compare` accept it. Exits with 1 if the cluster cannot
+    serve any request.
+
+    Example: kvrelay simulate --profile m.json --prefill 2 --decode 4 --rate 8 --num-requests 1000
+    --goodput ttft:500 tpot:50 --json run.json
+
+    Example: kvrelay simulate --profile m.json --rate 8 --num-requests 1000 --goodput ttft:500
+    --sweep pools=1:3,2:2,3:1 --sweep prefill.chunk_tokens=256,512 --html sweep.html
+    """
+    from kvrelay.loadtest.slo import parse_slos
+    from kvrelay.simulation.options import parse_failures, parse_pool, parse_sweep
+
+    options.can_be_written(file, html)
+    if trace is not None:
+        exclusive = {"--rate": rate, "--burstiness": burstiness}
+        options.exclude("--trace", exclusive, "the trace sets the times; use --time-scale")
+        shape = (trace, trace_format, trace_start, time_scale, length_scale, num_requests, duration)
+        with _failures_exit():
+            load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
+    else:
+        for name, value in (("format", trace_format), ("start", trace_start)):
+            if value:
+                raise typer.BadParameter(f"--trace-{name} requires --trace.")
+        if (time_scale, length_scale) != ("1", "1"):
+            raise typer.BadParameter("--time-scale and --length-scale require --trace.")
+        lengths = (prompt_tokens, output_tokens, False, seed)
+        load = options.workload(rate, None, burstiness, num_requests, duration, *lengths)
+    inputs = _Inputs(
+        profile=profile,
+        kv_token_bytes=kv_token_bytes,
+        config=config,
+        autoscaling=autoscaling,
+        prefill=parse_pool(prefill or (), "--prefill"),
+        decode=parse_pool(decode or (), "--decode"),
+        failures=parse_failures(fail or ()),
+        routers=routers,
+        request_ms=request_ms,
+        message_ms=message_ms,
+        step_ms=step_ms,
+        load=load,
+        slos=parse_slos([*(goodput or ()), *(slo or ())]),
+    )
+    points = parse_sweep(sweep or ())
+    with _failures_exit():
+        if sweep:
+            _sweep(inputs, points, file, html)
+        else:
+            _single(inputs, points[0], file, html)
+
+
+@contextmanager
+def _failures_exit() -> Iterator[None]:
+    """Ends the command with 1 for input that is well-formed on the command line and cannot be
+    simulated.
+    """
+    try:
+        yield
+    except InvalidArgument as error:
+        typer.echo(f"kvrelay: {' '.join(error.message.split())}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _single(inputs: _Inputs, point: Point, file: Path | None, html: Path | None) -> None:
+    from kvrelay.loadtest.html_report import page
+    from kvrelay.loadtest.report.report_file import save, write
+    from kvrelay.loadtest.report.tables import report_table
+
+    report = _run(inputs, point)
+    render.console().print(report_table(report))
+    if file is not None:
+        save(report, file)
+    if html is not None:
+        write(html, page(report))
+    _saved(file, html)
+    if not report.answered:
+        first = report.rows[0].message if report.rows else "no request ended"
+        raise InvalidArgument(f"no request was answered; the first: {first}")
+
+
+def _sweep(
+    inputs: _Inputs, points: tuple[Point, ...], file: Path | None, html: Path | None
+) -> None:
+    from kvrelay.cli.views.simulation_view import sweep_view
+    from kvrelay.loadtest.html_report import pareto_page
+    from kvrelay.loadtest.report.report_file import write
+    from kvrelay.simulation.sweep import SweepPoint, sweep_to_json
+
+    for point in points:
+        # A wrong value is found before the first simulation.
+        _prepared(inputs, point)
+    found: list[SweepPoint] = []
+    best: tuple[float, Report] | None = None
+    for number, point in enumerate(points, 1):
+        report = _run(inputs, point, f"{number} of {len(points)}: {point.name}")
+        one = SweepPoint.of(point.name, point.values, report)
+        found.append(one)
+        if best is None or one.goodput > best[0]:
+            best = one.goodput, report
+    render.console().print(sweep_view(found))
+    document = sweep_to_json(found, inputs.load.options())
+    if file is not None:
+        write(file, json.dumps(document, allow_nan=False) + "\n")
+    if html is not None:
+        write(html, pareto_page(document))
+    _saved(file, html)
+    if best is not None and not best[1].answered:
+        raise InvalidArgument("no request was answered at any point of the sweep")
+
+
+def _saved(*files: Path | None) -> None:
+    for path in files:
+        if path is not None:
+            typer.echo(f"kvrelay: saved {path}", err=True)
+
+
+def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:
+    """Returns the load and the cluster of a point. Raises InvalidArgument."""
+    from kvrelay.loadtest.rate import parse_rate
+    from kvrelay.loadtest.workload import Workload
+
+    load, rate = inputs.load, point.get("rate")
+    if rate is not None:
+        if not isinstance(load, Workload):
+            raise InvalidArgument("--sweep rate cannot be combined with --trace")
+        load = replace(load, rate=parse_rate(rate))
+    return load, _scenario(inputs, point)
+
+
+def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:
+    from kvrelay.cli.views.simulation_view import simulation_progress
+    from kvrelay.loadtest.traces.replay import Replay
+    from kvrelay.simulation.simulation import simulate as run
+
+    load, scenario = _prepared(inputs, point)
+    sizes = ", ".join(f"{len(scenario.pools[pool])} {pool}" for pool in scenario.pools)
+    described: dict[str, Any] = {
+        "target": "simulation",
+        "model": _names(scenario),
+        "pools": sizes,
+        **load.options(),
+        **dict(point.values),
+    }
+    if isinstance(load, Replay):
+        described["cut"] = asdict(load.cut(scenario.max_model_len))
+    total = getattr(load, "num_requests", None)
+    plan = load.plan(scenario.vocab_size, scenario.max_model_len)
+    with simulation_progress(text, total) as done:
+        return run(scenario, plan, described, inputs.slos, done)
+
+
+def _scenario(inputs: _Inputs, point: Point) -> Scenario:
+    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.simulation.options import PoolPart, parse_ratio
+    from kvrelay.simulation.scenario import Delays, Scenario
+
+    loaded = load_config(inputs.config, point.overrides())
+    policy_file = inputs.autoscaling or (Path(loaded.autoscaling) if loaded.autoscaling else None)
+    parts = {
+        "prefill": inputs.prefill or (PoolPart(loaded.prefill.replicas),),
+        "decode": inputs.decode or (PoolPart(loaded.decode.replicas),),
+    }
+    ratio = point.get("pools")
+    if ratio is not None:
+        if any(one.profile for kinds in parts.values() for one in kinds):
+            raise InvalidArgument("--sweep pools cannot be combined with N:PROFILE")
+        sizes = parse_ratio(ratio)
+        parts = {"prefill": (PoolPart(sizes[0]),), "decode": (PoolPart(sizes[1]),)}
+    profiles: dict[str, Profile] = {}
+    return Scenario(
+        config=loaded,
+        pools={
+            "prefill": _profiles(inputs, parts["prefill"], profiles),
+            "decode": _profiles(inputs, parts["decode"], profiles),
+        },
+        policy=None if policy_file is None else load_policy(policy_file),
+        failures=inputs.failures,
+        delays=Delays(inputs.request_ms / 1000, inputs.message_ms / 1000, inputs.step_ms / 1000),
+        routers=inputs.routers,
+    )
+
+
+def _profiles(
+    inputs: _Inputs, parts: tuple[PoolPart, ...], read: dict[str, Profile]
+) -> tuple[Profile, ...]:
+    """Returns the profile of each worker of a pool. `read` holds the files that were read."""
+    from kvrelay.planning.profile import Profile
+
+    found: list[Profile] = []
+    for part in parts:
+        if not part.count:
+            continue
+        name = part.profile or (str(inputs.profile) if inputs.profile is not None else "")
+        if not name:
+            raise InvalidArgument(
+                "a worker has no profile; give --profile FILE, which `kvrelay profile` writes"
+            )
+        if name not in read:
+            try:
+                with Path(name).open(encoding="utf-8") as lines:
+                    text = lines.read(_MAX_PROFILE)
+            except (OSError, UnicodeDecodeError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or "not a text file"
+                raise InvalidArgument(f"{name:.200}: {reason}") from None
+            try:
+                read[name] = Profile.parse(text, inputs.kv_token_bytes)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{name:.200}: {error.message}") from None
+        found += [read[name]] * part.count
+    return tuple(found)
+
+
+def _names(scenario: Scenario) -> str:
+    names = {one.costs.model or "a model" for pool in scenario.pools.values() for one in pool}
+    return ", ".join(sorted(names))

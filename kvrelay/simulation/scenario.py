@@ -1,0 +1,118 @@
+"""What a simulation simulates: the cluster, its workers and their failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import InvalidArgument
+from kvrelay.planning.profile import Profile
+from kvrelay.types.workers import POOLS, PoolName
+
+# More workers than that are beyond a simulation in one process.
+MAX_WORKERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker that is killed, and the second of the simulation at which it dies."""
+
+    worker_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Delays outside of the workers' steps, in seconds."""
+
+    # A request from the client to the router's queue: network, validation, tokenization.
+    request_s: float = 0.001
+    # A message between router and worker, or from the router to the client, one way.
+    message_s: float = 0.0005
+    # A worker's time between two steps: scheduling and reporting.
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A cluster to simulate. Raises InvalidArgument if it cannot run."""
+
+    config: ClusterConfig
+    # The profile of each worker at the start.
+    pools: Mapping[PoolName, tuple[Profile, ...]]
+    policy: AutoscalingPolicy | None = None
+    failures: tuple[Failure, ...] = ()
+    delays: Delays = field(default_factory=Delays)
+    # Independent routers. Each has an equal share of the workers and of the requests.
+    routers: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = {pool: len(self.pools[pool]) for pool in POOLS}
+        if not sizes["decode"]:
+            raise InvalidArgument("a cluster needs a decode worker; give --decode 1 or more")
+        if sum(sizes.values()) > MAX_WORKERS:
+            raise InvalidArgument(
+                f"{sum(sizes.values())} workers are too many; the most is {MAX_WORKERS}"
+            )
+        if self.policy is not None and self.routers > 1:
+            raise InvalidArgument("--routers above 1 cannot be combined with --autoscaling")
+        if self.routers > sizes["decode"]:
+            raise InvalidArgument(
+                f"{self.routers} routers need a decode worker each; there are {sizes['decode']}"
+            )
+        if self.policy is None:
+            names = {f"{pool}-{number}" for pool in POOLS for number in range(sizes[pool])}
+            for one in self.failures:
+                if one.worker_id not in names:
+                    raise InvalidArgument(
+                        f"--fail {one.worker_id}: there is no such worker; the workers are "
+                        f"prefill-0 to prefill-{sizes['prefill'] - 1} and decode-0 to "
+                        f"decode-{sizes['decode'] - 1}"
+                    )
+        for pool in POOLS:
+            for profile in self.pools[pool]:
+                if not self.num_blocks(pool, profile):
+                    size = self.config.pool_kv(pool).block_size * profile.kv_token_bytes
+                    raise InvalidArgument(
+                        f"kv.memory {self.config.pool_kv(pool).memory} of a {pool} worker holds "
+                        f"no block of {size} bytes; give more memory or a smaller kv.block_size"
+                    )
+
+    @property
+    def max_model_len(self) -> int:
+        """The context that every worker serves, in tokens."""
+        lengths = [one.max_model_len for pool in POOLS for one in self.pools[pool]]
+        return min([*lengths, self.config.model.max_model_len or lengths[0]])
+
+    @property
+    def vocab_size(self) -> int:
+        """The smallest vocabulary of a worker."""
+        return min(one.vocab_size for pool in POOLS for one in self.pools[pool])
+
+    def num_blocks(self, pool: PoolName, profile: Profile) -> int:
+        """Returns the KV blocks of a worker."""
+        kv = self.config.pool_kv(pool)
+        return int(kv.memory) // (kv.block_size * profile.kv_token_bytes)
+
+    def most_tokens(self) -> int:
+        """Returns the tokens of the longest sequence that every decode worker has room for."""
+        block_size = self.config.pool_kv("decode").block_size
+        room = min(self.num_blocks("decode", one) for one in self.pools["decode"]) * block_size
+        return min(room, self.max_model_len)
+
+    def share(self, router: int) -> Scenario:
+        """Returns the part of the cluster that belongs to one of the routers. Worker numbers of
+        failures count over all routers.
+        """
+        if self.routers == 1:
+            return self
+        pools = {pool: self.pools[pool][router :: self.routers] for pool in POOLS}
+        failures = []
+        for one in self.failures:
+            pool, _, number = one.worker_id.rpartition("-")
+            if int(number) % self.routers == router:
+                name = f"{pool}-{int(number) // self.routers}"
+                failures.append(Failure(name, one.at_s))
+        return replace(self, pools=pools, failures=tuple(failures), routers=1)

@@ -1,0 +1,120 @@
+"""The fit of step costs, and its measurement on an engine whose costs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvrelay.bench.engine_bench import DECODE_STEPS
+from kvrelay.bench.profiling import run as profiling
+from kvrelay.bench.profiling.fit import fit
+from kvrelay.errors import FailedPrecondition
+
+CHUNK = 512
+FACTS = {"vocab_size": 100, "model_len": 4096, "kv_tokens": 100_000}
+
+
+class KnownEngine:
+    """Answers at once with the times of known costs, and moves the clock by them."""
+
+    name = "known"
+
+    def __init__(self, costs: tuple[float, ...], pass_time: Callable[[float], None]) -> None:
+        self._prefill, self._decode = costs[:3], costs[3:]
+        self._pass_time = pass_time
+        self._batch: list[int] = []
+
+    def prefill(self, prompt: list[int]) -> float:
+        tokens = len(prompt)
+        parts = (-(-tokens // CHUNK), tokens, tokens * (tokens + 1) / 2)
+        seconds = sum(cost * part for cost, part in zip(self._prefill, parts, strict=True))
+        self._pass_time(seconds)
+        return seconds
+
+    def open(self, prompts: list[list[int]]) -> None:
+        self._batch = [len(one) for one in prompts]
+        for one in prompts:
+            self.prefill(one)
+
+    def decode(self, steps: int) -> float:
+        total = 0.0
+        for _ in range(steps):
+            parts = (1, len(self._batch), sum(self._batch))
+            total += sum(cost * part for cost, part in zip(self._decode, parts, strict=True))
+            self._batch = [one + 1 for one in self._batch]
+        self._pass_time(total)
+        return total
+
+    def close(self) -> None:
+        self._batch = []
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, costs: tuple[float, ...], seconds: float
+) -> tuple[tuple[float, ...], float]:
+    """Returns the fitted costs, and the seconds that measuring took."""
+    now = [0.0]
+    monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+
+    def pass_time(more: float) -> None:
+        now[0] += more
+
+    options = profiling.Options("known", seconds=seconds, chunk_tokens=CHUNK)
+    steps = profiling._Steps(KnownEngine(costs, pass_time), options, dict[str, Any](FACTS))
+    prefill = steps.prefill(lambda: None)
+    decode = steps.decode(prefill, lambda: None)
+    return (*prefill.coefficients, *decode.coefficients), now[0]
+
+
+@pytest.mark.parametrize("slowness", [1e-2, 1.0, 10.0])
+def test_known_costs_are_found_within_the_time(
+    monkeypatch: pytest.MonkeyPatch, slowness: float
+) -> None:
+    costs = tuple(slowness * one for one in (4e-3, 6e-5, 1e-8, 1.2e-2, 2e-4, 4e-7))
+    found, seconds = measured(monkeypatch, costs, 60.0)
+    assert found == pytest.approx(costs, rel=0.02)
+    assert seconds < 90.0
+    assert DECODE_STEPS > 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1) | st.just(0.0), min_size=3, max_size=3), st.integers(0, 2**20))
+def test_the_fit_finds_coefficients_without_noise(costs: list[float], seed: int) -> None:
+    random = Random(seed)
+    rows = [(1.0, random.uniform(1, 9), random.uniform(1, 99)) for _ in range(12)]
+    seconds = [sum(a * b for a, b in zip(costs, row, strict=True)) for row in rows]
+    if min(seconds) <= 1e-6:
+        return
+    assert fit(rows, seconds, "x").coefficients == pytest.approx(costs, abs=1e-6, rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**20))
+def test_no_other_coefficients_fit_better(seed: int) -> None:
+    random = Random(seed)
+    rows = [(1.0, random.uniform(1, 9), random.uniform(1, 9)) for _ in range(8)]
+    seconds = [random.uniform(0.1, 10) for _ in rows]
+    found = fit(rows, seconds, "x")
+    assert min(found.coefficients) >= 0
+    relative = np.array(rows) / np.array(seconds)[:, None]
+
+    def error(costs: tuple[float, ...]) -> float:
+        return float(((relative @ np.array(costs) - 1) ** 2).sum())
+
+    least = error(found.coefficients)
+    assert found.rms == pytest.approx((least / len(rows)) ** 0.5)
+    for _ in range(50):
+        other = tuple(max(0.0, one + random.gauss(0, 0.1)) for one in found.coefficients)
+        assert error(other) >= least - 1e-9
+
+
+@pytest.mark.parametrize("rows", [[(1.0, 2.0)], [(1.0, 2.0), (1.0, 2.0)]])
+def test_too_few_measurements_are_refused(rows: list[tuple[float, float]]) -> None:
+    with pytest.raises(FailedPrecondition, match="do not determine"):
+        fit(rows, [1.0] * len(rows), "decode")
