@@ -21,8 +21,8 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
 from kvrelay.worker.steps.step_cost import utilisation
-from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
+from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 
 
 class DecodeStage(Stage):

@@ -25,8 +25,8 @@ from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
-from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
+from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 

@@ -207,6 +207,8 @@ class ClusterConfig(Section):
             (("kv", "dtype"), kv.dtype != "auto", "auto, with engine_args: {kv_cache_dtype: …}"),
             (("speculation",), speculates, "null"),
             (("kv", "tiers"), bool(kv.tiers), "none"),
+            (("kv", "memory"), kv.memory == "auto", "a size, such as 1GiB"),
+            (("adapters",), bool(self.adapters.serve), "none"),
         ):
             if is_bad:
                 at = (pool, *key)

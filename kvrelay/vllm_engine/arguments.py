@@ -43,6 +43,7 @@ def set_variables() -> None:
 def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> dict[str, Any]:
     """Returns the keywords for vLLM's EngineArgs. engine_args of the pool come last."""
     section, kv = config.pool(pool), config.pool_kv(pool)
+    assert kv.memory != "auto", "the configuration refuses it"
     slots = config.decode.max_batch if pool == "decode" else _MAX_PROMPTS
     # In a decode step, prompts get chunk_tokens in addition to the batch.
     budget = section.chunk_tokens + (slots if pool == "decode" else 0)

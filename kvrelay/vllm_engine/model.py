@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import Checkpoint
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.errors import ConfigError, ModelRefused
@@ -16,6 +17,8 @@ from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.vllm_engine.block_copier import BlockCopier, layout_of
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.exchange import EXCHANGE
+
+_WITHOUT_ADAPTERS = "adapters run on the native engine; set engine: native"
 
 
 class VllmModel:
@@ -32,6 +35,7 @@ class VllmModel:
         folder = checkpoint.folder
         self.tokenizer_id = tokenizer_id(Path(folder))
         self.grammars = Grammars(str(folder), self.vocab_size, self.eos_token_ids)
+        self.adapters = AdapterTable(None, 0, native=False, refused=_WITHOUT_ADAPTERS)
         # Why KV cannot be handed over; empty if it can.
         self.without_handoff = _without_handoff(engine)
         self.layout = KvLayout((LayerKv(1, 1, 1),), block_size, "float32")

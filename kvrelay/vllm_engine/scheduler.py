@@ -107,6 +107,10 @@ class VllmScheduler:
         # While vLLM has it, `complete` releases its staging blocks.
         sequence.in_flight = False
 
+    def resume(self, sequence: Sequence) -> None:
+        """Adds a sequence whose prompt is computed here. vLLM's own blocks have no tiers."""
+        self.add(sequence)
+
     def join(self, sequence: Sequence) -> None:
         """Adds a sequence whose KV was handed over to its staging blocks, except that of its last
         token.

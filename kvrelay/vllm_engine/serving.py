@@ -41,6 +41,7 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
     thread = VllmThread(clock)
     engine = await thread.load(config, pool, str(checkpoint.folder))
     kv = config.pool_kv(pool)
+    assert kv.memory != "auto", "the configuration refuses it"
     model = await asyncio.to_thread(
         VllmModel, engine, checkpoint, kv.block_size, kv.memory // STAGING_SHARE
     )
@@ -69,7 +70,7 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
             host=config.listen.worker_host,
             credentials=credentials,
         )
-        context = WorkerContext(identity, config, model, cache, sender, clock, thread)
+        context = WorkerContext(identity, config, model, cache, sender, clock, engine=thread)
         return Worker(context, lambda context: build_stage(context, engine, model))
 
     largest = max(MAX_MESSAGE_BYTES, message_bytes(model.layout))

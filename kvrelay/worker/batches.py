@@ -59,6 +59,12 @@ class DecodeBatch(Batch, Protocol):
         """Whether a sequence decodes."""
         ...
 
+    def resume(self, sequence: Sequence) -> None:
+        """Adds a sequence to prefill here, which may hold its blocks already, with a part of its
+        KV.
+        """
+        ...
+
     def join(self, sequence: Sequence) -> None:
         """Adds a sequence whose KV was handed over, except that of its last token."""
         ...

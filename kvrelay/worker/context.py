@@ -21,8 +21,8 @@ from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.served_model import ServedModel
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.engine_thread import EngineThread
-from kvrelay.worker.tiers.tier_store import TierStore
 from kvrelay.worker.steps.step_thread import StepThread
+from kvrelay.worker.tiers.tier_store import TierStore
 
 Key = tuple[str, int]
 """Identifies one attempt of a request: request id, attempt."""

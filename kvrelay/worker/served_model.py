@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kv_transfer.blocks.arena import Arena
+from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.types.kv_layout import KvLayout
 
@@ -29,6 +30,7 @@ class ServedModel(Protocol):
     vocab_size: int
     eos_token_ids: frozenset[int]
     grammars: Grammars
+    adapters: AdapterTable
     weight_bytes: int
     kv_bytes: int
 

@@ -38,8 +38,12 @@ class AdapterTable:
     only between steps, in the thread that runs them.
     """
 
-    def __init__(self, loaded: LoadedModel, slots: int, *, native: bool, refused: str = "") -> None:
-        """`slots` is the most adapters at a time; `refused` the reason why there can be none."""
+    def __init__(
+        self, loaded: LoadedModel | None, slots: int, *, native: bool, refused: str = ""
+    ) -> None:
+        """`slots` is the most adapters at a time; `refused` the reason why there can be none. Only
+        then `loaded` may be None.
+        """
         self.step = StepAdapters()
         self._loaded = loaded
         self._native = native
@@ -88,6 +92,7 @@ class AdapterTable:
     def find_sites(self) -> None:
         """Finds the layers that adapters may change. Runs a step, so call it before others run."""
         if not self._sites and not self._refused:
+            assert self._loaded is not None, "it is refused"
             self._layers = find_layers(self._loaded)
             self._sites = {layer.site.name: layer.site for layer in self._layers}
 
@@ -170,6 +175,7 @@ class AdapterTable:
     def _matrix(self, files: AdapterFiles, stored: StoredTensor, module: str) -> torch.Tensor:
         raw = bytearray(files.data[stored.start : stored.end])
         matrix = torch.frombuffer(raw, dtype=_DTYPES[stored.dtype])
+        assert self._loaded is not None, "it is refused"
         model = self._loaded.model
         matrix = matrix.view(stored.rows, stored.columns).to(model.device, model.dtype)
         if not matrix.isfinite().all():
