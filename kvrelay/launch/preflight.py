@@ -97,10 +97,16 @@ def _check_pools(config: ClusterConfig, total: int) -> None:
 
 def _check_ports(config: ClusterConfig) -> None:
     """Checks that each address is free and configured only once."""
+    taken: dict[str, str] = {}
     with contextlib.ExitStack() as held:
         for endpoint in ENDPOINTS:
             address: str = getattr(config.listen, endpoint)
             host, _, port = address.rpartition(":")
+            if port != "0" and taken.setdefault(address, endpoint) != endpoint:
+                raise ConfigError(
+                    f"listen.{endpoint}: {address} is listen.{taken[address]} too; set "
+                    f"--{endpoint}-port to another port or to 0"
+                )
             try:
                 held.enter_context(_bound(host.strip("[]"), int(port)))
             except OSError as error:

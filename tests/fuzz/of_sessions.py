@@ -14,6 +14,7 @@ from fuzz.parser import Feed, Parser
 from fuzz.proto import spoiled_bytes
 from fuzz.rig import Rig, rig
 from google.protobuf.message import DecodeError
+from support.no_adapters import NoAdapters
 from support.transfer_ends import LAYOUT, MemoryFile
 
 from decode_worker.stage import DecodeStage
@@ -212,6 +213,7 @@ class PlayedRunner:
         self.sampled_model_id = self.tokenizer_id = ""
         self.max_model_len, self.vocab_size, self.eos_token_ids = 200, 100, frozenset({2})
         self.grammars = NoGrammars()
+        self.adapters = NoAdapters()
 
 
 class NoGrammars:

@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "where a request is placed tells nothing of others' prompts",
         "router/core/dispatcher.py",
-        "partial(self._hasher, request.salt)",
-        'partial(self._hasher, "")',
+        "            block_size,\n            request.salt,\n            model=layout_hash,",
+        '            block_size,\n            "",\n            model=layout_hash,',
         (
             "unit/router/core/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",
         ),

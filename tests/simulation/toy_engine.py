@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 import xxhash
+from support.no_adapters import NoAdapters
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.engine.sequence_segment import Segment
@@ -95,6 +96,7 @@ class ToyRunner:
     without_kernels = not_captured = ""
     rank_pids = ()
     warmup = None
+    adapters = NoAdapters()
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class CollidingCache(KvCache):
         super().__init__(num_blocks, block_size)
         self._cut = cut
 
-    def hasher(self, salt: str) -> CutHasher:
-        hasher = CutHasher(self.block_size, salt)
+    def hasher(self, salt: str, adapter: str = "") -> CutHasher:
+        hasher = CutHasher(self.block_size, salt, adapter=adapter)
         hasher.cut = self._cut
         return hasher

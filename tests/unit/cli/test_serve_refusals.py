@@ -156,7 +156,7 @@ def one_address_twice(setup: Setup) -> tuple[str, str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     setup.config["listen"] |= dict.fromkeys(("grpc", "admin"), f"127.0.0.1:{port}")
-    return "listen.admin: cannot listen on", "--admin-port"
+    return f"listen.admin: 127.0.0.1:{port} is listen.grpc too", "--admin-port"
 
 
 def redis_unreachable(setup: Setup) -> tuple[str, str]:

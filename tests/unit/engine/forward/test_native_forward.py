@@ -130,7 +130,7 @@ def test_later_tokens_of_a_recorded_step(tiny_model: Callable[[str], Path]) -> N
     for position, token in enumerate(PROMPT):
         logits = runner.forward([segment([token], position, shuffled)], [0])
         assert torch.equal(logits[0], once[position])
-    assert list(forward_of(runner)._captured) == [(1, 1)]
+    assert list(forward_of(runner)._captured) == [(1, 1, False)]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
@@ -163,7 +163,7 @@ def test_a_shape_takes_the_place_of_one_that_is_used_less(
         for _ in range(3**length):
             assert torch.equal(runner.forward([segment(PROMPT[:length])], [0]), logits)
         assert len(captured) <= 3
-    assert (5, 1) in captured
+    assert (5, 1, False) in captured
 
 
 def test_shapes_that_come_in_turn_are_not_captured_again_and_again(
@@ -198,7 +198,7 @@ def test_a_shape_is_captured_when_it_has_come_often(
             runner.forward([segment(PROMPT[:length])], [0])
     assert not captured
     runner.forward([segment(PROMPT[:7])], [0])
-    assert list(captured) == [(7, 1)]
+    assert list(captured) == [(7, 1, False)]
 
 
 def test_decode_steps_are_captured_before_there_are_any(
@@ -210,7 +210,7 @@ def test_decode_steps_are_captured_before_there_are_any(
     runner.capture_decode_steps(3, 0.0)
     assert not captured, "there was no time"
     runner.capture_decode_steps(3, 60.0)
-    assert list(captured) == [(1, 1), (2, 2), (3, 3)]
+    assert list(captured) == [(1, 1, False), (2, 2, False), (3, 3, False)]
     monkeypatch.setattr(forward_of(runner), "_forward", None)
     found = runner.forward([segment(PROMPT[:1]), segment(PROMPT[1:2], 0, [3])], [0, 1])
     assert torch.equal(found, wanted)

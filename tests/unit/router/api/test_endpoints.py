@@ -217,6 +217,9 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
                     "SetPoolSize",
                     "DrainWorker",
                     "RestartWorkers",
+                    "ListAdapters",
+                    "LoadAdapter",
+                    "UnloadAdapter",
                 )
             },
         ),
