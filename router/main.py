@@ -212,7 +212,7 @@ async def run_router(
         favour_the_loop()
         watches = (access.watch(tenants_changed), follow_changes(registry, driver), stalls.run())
         runs = (driver.run(), heartbeat.run(), page.run(), announce(), operations.run(), *watches)
-        loops = [tasks.create_task(one) for one in (*runs, frontend.guidance.warm_up())]
+        loops = [tasks.create_task(one) for one in runs]
         web = tasks.create_task(http.serve())
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)

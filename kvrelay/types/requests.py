@@ -22,10 +22,6 @@ class Guidance:
     source: str
 
 
-# Any JSON object: guidance that every model with a tokenizer can follow.
-ANY_OBJECT = Guidance("json_schema", '{"type":"object"}')
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are sampled. `router.frontend.validation` validates the values; this class does

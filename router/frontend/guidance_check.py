@@ -7,14 +7,12 @@ import hashlib
 from collections import OrderedDict
 
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
-from kvrelay.errors import InvalidArgument, KvRelayError
-from kvrelay.process.telemetry import get_logger
-from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types.requests import ANY_OBJECT, Guidance
+from kvrelay.errors import InvalidArgument
+from kvrelay.tenants import Tenant
+from kvrelay.types.requests import Guidance
 from router.frontend.model_card import ModelCard
 from router.runtime.fair_threads import FairThreads
 
-log = get_logger("router.guidance")
 # Results that are kept. Each takes some hundred bytes.
 MAX_KNOWN = 4096
 
@@ -46,16 +44,6 @@ class GuidanceCheck:
             self._known.popitem(last=False)
         if reason:
             raise InvalidArgument(reason, field="guidance")
-
-    async def warm_up(self) -> None:
-        """Starts the process and tries out a schema, so that no request waits for that."""
-        try:
-            await self.check(ANY_OBJECT, ANONYMOUS)
-        except InvalidArgument:
-            # The model cannot follow guidance. Each request that asks for it is told so.
-            return
-        except KvRelayError as error:
-            log.warning("guidance_warm_up_failed", reason=error.message)
 
     async def close(self) -> None:
         """Ends the process and the thread."""

@@ -113,10 +113,12 @@ class Text:
         return cls(tokenizer, chat, tool_format)
 
     async def warm_up(self) -> None:
-        """Starts the renderer processes and renders a conversation, so that no request waits for
-        that. A renderer that fails here starts again on its next use.
+        """Starts the renderer process that is used first, so that no request waits for that. The
+        others start when conversations are rendered at the same time. A renderer that fails here
+        starts again on its next use.
         """
-        await asyncio.gather(*map(_warm, self._renderers))
+        if self._idle:
+            await _warm(self._idle[-1])
 
     @property
     def has_chat(self) -> bool:

@@ -13,7 +13,7 @@ from kvrelay.engine.sampling.grammar import GrammarCompiler
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError
-from kvrelay.types.requests import ANY_OBJECT, Guidance
+from kvrelay.types.requests import Guidance
 
 # Bytes of the compiled grammars' sources. A compiled grammar takes up to 400 times its source.
 MAX_COMPILED = 2**18
@@ -33,11 +33,12 @@ class Grammars:
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Starts the process of the trial and reads the vocabulary, so that no request waits for
-        that. If it fails, the requests with guidance show the reason.
+        """Reads the vocabulary, so that no request waits for that. If it fails, the requests with
+        guidance show the reason. The process of the trial starts on first use: few clusters are
+        asked for guidance, and it takes memory.
         """
         with suppress(KvRelayError):
-            self.open(ANY_OBJECT, (), 0)
+            _ = self._compiler.tokenizer
 
     def open(self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance

@@ -130,19 +130,3 @@ def test_fields_that_contradict_guidance_are_named(
     with pytest.raises(InvalidArgument, match=reason) as caught:
         check_request(request, CARD)
     assert caught.value.field == field
-
-
-async def test_after_the_warm_up_a_check_starts_no_process(check: GuidanceCheck) -> None:
-    await check.warm_up()
-    began = check._trial._process
-    assert began is not None
-    await check.check(Guidance("regex", "a+"), ANONYMOUS)
-    assert check._trial._process is began
-
-
-async def test_a_model_that_cannot_follow_guidance_ends_no_warm_up() -> None:
-    unable = GuidanceCheck(replace(CARD, folder=""))
-    try:
-        await unable.warm_up()
-    finally:
-        await unable.close()
