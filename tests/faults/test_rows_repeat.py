@@ -70,8 +70,8 @@ def all_methods() -> set[str]:
 
 async def test_row_14_each_method_has_a_case() -> None:
     # Nobody repeats a fetch: who has no answer computes. That it would be done once is seen in
-    # test_handoff_faults.py. A second request for a snapshot brings a second snapshot; lost ones are
-    # in tests/unit/worker/test_cache_feed.py. Adapters are named as they shall be, not counted.
+    # test_handoff_faults.py. A second request for a snapshot brings a second snapshot; lost ones
+    # are in tests/unit/worker/test_cache_feed.py. Adapters are named as they shall be, not counted.
     without = {
         "KvTransferService.Fetch",
         "WorkerService.Session.resync_cache",
