@@ -53,10 +53,13 @@ def new_log_file() -> Path:
 async def show_progress(cluster: LocalCluster, status: Status) -> None:
     """Shows the download of the model, then the state of each worker, until cancelled."""
     shown: dict[str, str] = {}
+    compiles = True
     while True:
         shown |= await cluster.worker_states()
         if shown or cluster.download is None or cluster.download.is_complete:
-            status.update(progress_line(shown, compiles=compiles_kernels()))
+            # Reads and hashes the sources, and once they are compiled they stay so.
+            compiles = compiles and await asyncio.to_thread(compiles_kernels)
+            status.update(progress_line(shown, compiles))
         else:
             status.update(await asyncio.to_thread(download_line, cluster.download))
         await asyncio.sleep(_POLL_S)
