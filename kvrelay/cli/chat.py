@@ -162,7 +162,8 @@ class Conversation:
             self._notes.print(render.ledger_table(completion))
 
     def _note(self, text: str) -> None:
-        self._notes.print(text, style="dim")
+        # Words stay whole: a name of a file can be copied.
+        self._notes.print(text, style="dim", soft_wrap=True)
 
 
 def _is_terminal() -> bool:

@@ -49,6 +49,9 @@ def test_the_model_gets_the_whole_conversation(
 
 
 def test_commands(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Longer than a line of the terminal.
+    tmp_path /= "long" * 25
+    tmp_path.mkdir()
     file = tmp_path / "long.txt"
     file.write_text("two\nlines\n")
     router = ScriptedRouter()
@@ -70,7 +73,7 @@ def test_commands(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     shown = capsys.readouterr().err
     assert "Instruction: none" in shown
     assert "Instruction: Rhyme." in shown
-    assert f"/file {tmp_path}/none: No such file or directory." in shown.replace("\n", "")
+    assert f"/file {tmp_path}/none: No such file or directory." in shown
     assert "/nonsense is no command; /help lists them." in shown
     assert shown.count("TTFT at the router") == 1
     documented = re.findall(r"^(/\w+)", shown[shown.index("/system TEXT") :], re.MULTILINE)

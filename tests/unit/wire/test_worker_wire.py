@@ -4,6 +4,7 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from kvrelay.types.requests import (
     SamplingParams,
     SequenceSpec,
 )
+from kvrelay.types.workers import TierKind
 from kvrelay.wire import inference
 from kvrelay.wire.worker import (
     Decoded,
@@ -70,6 +72,15 @@ def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
 
 
 st.register_type_strategy(PromptLogprobs, prompt_logprobs())
+st.register_type_strategy(
+    PrefillTimings,
+    st.builds(
+        PrefillTimings,
+        fetched_tokens=...,
+        fetch_seconds=...,
+        fetched_from=st.sampled_from(["", *get_args(TierKind)]),
+    ),
+)
 st.register_type_strategy(
     Protocol,
     st.builds(
