@@ -45,6 +45,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_it_learns_and_the_folder_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = train_demo.run(tmp_path, steps=20, seed=1, threads=1)
     assert report.perplexity < 0.5 * AutoTokenizer.from_pretrained(tmp_path).vocab_size

@@ -84,7 +84,7 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
         f32x16 sum{};
         for (int i = 0; i < VECTORS; i++) {
             f32x16 weight = rough_power_of_two(scores[i] * factor - offset);
-            if (hidden) weight = scores[i] == NEVER ? f32x16{} : weight;
+            if (hidden) weight = select(scores[i] == NEVER, f32x16{}, weight);
             sum += weight;
             if (scaled) weight *= panel[i / 2].v_scale[i % 2];
             store((Value*)(weights[i / 2] + r * TILE + i % 2 * TILE / 2), weight);

@@ -69,7 +69,7 @@ class VectorRows : public AttentionRows<Format, R> {
             total[r] *= shrink[r];
             for (int half = 0; half < 2; half++) {
                 f32x16 weight = power_of_two(scores[r][half] * sharpness - most[r] * sharpness);
-                if (hidden[r][half]) weight = scores[r][half] == NEVER ? f32x16{} : weight;
+                if (hidden[r][half]) weight = select(scores[r][half] == NEVER, f32x16{}, weight);
                 total[r] += weight;
                 if (scaled) weight *= panel.v_scale[half];
                 store(weights[r] + half * LANES, weight);

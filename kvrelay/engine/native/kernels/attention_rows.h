@@ -83,6 +83,6 @@ class AttentionRows {
         // Positions count from this key and are clamped to the vector, so they fit into 32 bits.
         const int32_t from = (int32_t)std::max<int64_t>(oldest(r) - first_key, 0);
         const int32_t to = (int32_t)std::clamp<int64_t>(position[r] - first_key, -1, LANES);
-        return (lanes >= from) & (lanes <= to) ? scores : splat(NEVER);
+        return select((lanes >= from) & (lanes <= to), scores, splat(NEVER));
     }
 };

@@ -19,9 +19,7 @@ inline f32x16 scaled(const LinearCall&, f32x16 sum, int64_t, int64_t) { return s
 
 // x is shifted by 128 to be unsigned. zero_sum is 128 · Σ w for each column.
 inline f32x16 scaled(const LinearCall& call, i32x16 sum, int64_t row, int64_t column) {
-    i32x16 shift;
-    memcpy(&shift, call.zero_sum + column, sizeof shift);
-    f32x16 exact = __builtin_convertvector(sum - shift, f32x16);
+    f32x16 exact = to_floats(sum - read_as<i32x16>(call.zero_sum + column));
     return exact * (load(call.weight_scale + column) * call.x_scale[row]);
 }
 

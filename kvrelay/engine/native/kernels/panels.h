@@ -136,8 +136,8 @@ class Panels {
         panel = {{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
                  {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
                  2 * HALF * PANEL,
-                 {splat(1), splat(1)},
-                 {splat(1), splat(1)}};
+                 {splat(1.0f), splat(1.0f)},
+                 {splat(1.0f), splat(1.0f)}};
         for (int half = 0; half < 2; half++) {
             const int64_t key = first + half * LANES, keys = std::min<int64_t>(LANES, end - key);
             if (keys <= 0) break;
@@ -177,13 +177,8 @@ class Panels {
     static void convert(const Value* from, Value* to, int64_t count) { memcpy(to, from, count * sizeof(Value)); }
 
     static void convert(const int8_t* from, Value* to, int64_t count) {
-        typedef int8_t i8x16 __attribute__((vector_size(16)));
         int64_t i = 0;
-        for (; i + LANES <= count; i += LANES) {
-            i8x16 values;
-            memcpy(&values, from + i, sizeof values);
-            store(to + i, __builtin_convertvector(values, f32x16));
-        }
+        for (; i + LANES <= count; i += LANES) store(to + i, read_as<f32x16>(from + i));
         for (; i < count; i++) put(to + i, from[i]);
     }
 };

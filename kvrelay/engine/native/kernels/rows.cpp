@@ -39,9 +39,9 @@ void quantize(const QuantizeCall& call, int64_t first, int64_t last) {
             const int64_t count = std::min<int64_t>(LANES, call.columns - i);
             // Adding 1.5 · 2^23 rounds to the nearest integer, which is then in the low bits.
             const f32x16 shifted = load_most(x + i, count) * inverse + 12582912.0f;
-            typedef uint8_t u8x16 __attribute__((vector_size(16)));
-            const u8x16 values = __builtin_convertvector((u32x16)shifted + 128, u8x16);
-            count == LANES ? memcpy(y + i, &values, LANES) : memcpy(y + i, &values, count);
+            uint8_t values[LANES];
+            write_as(values, (u32x16)shifted + 128);
+            count == LANES ? memcpy(y + i, values, LANES) : memcpy(y + i, values, count);
         }
     }
 }

@@ -13,22 +13,10 @@ inline uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A difference, because a sum with zero would turn -0 into 0.
-inline f32x16 splat(float value) { return value - f32x16{}; }
+inline f32x16 load(const float* from) { return read_as<f32x16>(from); }
+inline f32x16 load(const uint16_t* from) { return (f32x16)(read_as<u32x16>(from) << 16); }
 
-inline f32x16 load(const float* from) {
-    f32x16 values;
-    memcpy(&values, from, sizeof values);
-    return values;
-}
-
-inline f32x16 load(const uint16_t* from) {
-    u16x16 half;
-    memcpy(&half, from, sizeof half);
-    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
-}
-
-inline void store(float* to, f32x16 values) { memcpy(to, &values, sizeof values); }
+inline void store(float* to, f32x16 values) { write_as(to, values); }
 
 inline void store(uint16_t* to, f32x16 values) {
 #if defined(__AVX512BF16__)
@@ -37,8 +25,7 @@ inline void store(uint16_t* to, f32x16 values) {
 #else
     u32x16 bits = (u32x16)values;
     u32x16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    u16x16 half = __builtin_convertvector(values == values ? rounded : u32x16{} + 0x7fc0, u16x16);
-    memcpy(to, &half, sizeof half);
+    write_as(to, select(values == values, rounded, splat((uint32_t)0x7fc0)));
 #endif
 }
 
@@ -80,22 +67,17 @@ inline f32x16 maximum(f32x16 a, f32x16 b) {
     // Returns the second operand if either is NaN, like the other branch.
     return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-    return a > b ? a : b;
+    return select(a > b, a, b);
 #endif
 }
-inline f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
-
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef float f32x4 __attribute__((vector_size(16)));
+inline f32x16 minimum(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 
 // Reduces the sixteen lanes to one value by combining halves.
 template <class Combine>
 inline float reduce(f32x16 values, Combine combine) {
-    f32x8 eight = combine(__builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7),
-                          __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15));
-    f32x4 four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
-    f32x4 two = combine(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    auto eight = combine(low_half(values), high_half(values));
+    auto four = combine(low_half(eight), high_half(eight));
+    auto two = combine(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
     return combine(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
 }
 
@@ -104,7 +86,7 @@ inline float sum_of(f32x16 values) {
 }
 
 inline float max_of(f32x16 values) {
-    return reduce(values, [](auto a, auto b) { return a > b ? a : b; });
+    return reduce(values, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
 // Returns the largest |x|, or NaN if a value is NaN. As integers, magnitudes have the order of the
@@ -114,7 +96,7 @@ inline float largest_magnitude(const T* from, int64_t count) {
     i32x16 most{};
     for (int64_t i = 0; i < count; i += LANES) {
         const i32x16 magnitudes = (i32x16)load_most(from + i, count - i) & 0x7fffffff;
-        most = magnitudes > most ? magnitudes : most;
+        most = select(magnitudes > most, magnitudes, most);
     }
     int32_t largest = 0;
     for (int lane = 0; lane < LANES; lane++) largest = std::max<int32_t>(largest, most[lane]);

@@ -1,0 +1,155 @@
+// Vectors of sixteen lanes. A vector that fits into a register of the processor is a vector of GCC.
+// A wider one is a pair of halves: GCC keeps vectors that are wider than a register in memory, and
+// shifts and compares their lanes one by one.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+constexpr int LANES = 16;
+// Lanes of a register.
+#if defined(__AVX512F__)
+constexpr int NATIVE_LANES = 16;
+#elif defined(__AVX2__)
+constexpr int NATIVE_LANES = 8;
+#else
+constexpr int NATIVE_LANES = 4;
+#endif
+
+template <class T, int N>
+struct Native {
+    typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+
+template <class T, int N>
+struct Pair;
+
+template <class T, int N>
+using Vector = std::conditional_t<N <= NATIVE_LANES, Native<T, N>, std::type_identity<Pair<T, N>>>::type;
+
+template <class T, int N>
+struct Pair {
+    Vector<T, N / 2> low, high;
+
+    // The same bits as lanes of another type.
+    template <class To>
+    explicit operator Pair<To, N>() const {
+        return {(Vector<To, N / 2>)low, (Vector<To, N / 2>)high};
+    }
+
+    T& operator[](int lane) { return ((T*)this)[lane]; }
+    T operator[](int lane) const { return ((const T*)this)[lane]; }
+
+    friend Pair operator-(Pair a) { return {-a.low, -a.high}; }
+#define KVRELAY_LANEWISE(op)                                                                    \
+    friend Pair operator op(Pair a, Pair b) { return {a.low op b.low, a.high op b.high}; }      \
+    friend Pair operator op(Pair a, T b) { return {a.low op b, a.high op b}; }                  \
+    friend Pair operator op(T a, Pair b) { return {a op b.low, a op b.high}; }                  \
+    Pair& operator op##=(Pair other) { return *this = *this op other; }                         \
+    Pair& operator op##=(T other) { return *this = *this op other; }
+    KVRELAY_LANEWISE(+)
+    KVRELAY_LANEWISE(-)
+    KVRELAY_LANEWISE(*)
+    KVRELAY_LANEWISE(/)
+    KVRELAY_LANEWISE(&)
+    KVRELAY_LANEWISE(<<)
+    KVRELAY_LANEWISE(>>)
+#undef KVRELAY_LANEWISE
+#define KVRELAY_COMPARISON(op)                                                                        \
+    friend Pair<int32_t, N> operator op(Pair a, Pair b) { return {a.low op b.low, a.high op b.high}; } \
+    friend Pair<int32_t, N> operator op(Pair a, T b) { return {a.low op b, a.high op b}; }
+    KVRELAY_COMPARISON(==)
+    KVRELAY_COMPARISON(<)
+    KVRELAY_COMPARISON(<=)
+    KVRELAY_COMPARISON(>)
+    KVRELAY_COMPARISON(>=)
+#undef KVRELAY_COMPARISON
+};
+
+typedef Vector<float, LANES> f32x16;
+typedef Vector<int32_t, LANES> i32x16;
+typedef Vector<uint32_t, LANES> u32x16;
+
+template <class V>
+struct Shape;
+template <class T, int N>
+struct Shape<Pair<T, N>> {
+    static constexpr bool IS_PAIR = true;
+};
+template <class V>
+struct Shape {
+    static constexpr bool IS_PAIR = false;
+};
+
+// a where a lane of the mask is set, else b.
+template <class Mask, class V>
+inline V select(Mask mask, V a, V b) {
+    if constexpr (Shape<V>::IS_PAIR)
+        return {select(mask.low, a.low, b.low), select(mask.high, a.high, b.high)};
+    else
+        return mask ? a : b;
+}
+
+// Reads as many adjacent numbers as V has lanes, and converts them to the type of the lanes.
+template <class V, class From>
+inline V read_as(const From* from) {
+    if constexpr (Shape<V>::IS_PAIR) {
+        using Half = decltype(V::low);
+        return {read_as<Half>(from), read_as<Half>(from + sizeof(Half) / 4)};
+    } else {
+        typename Native<From, sizeof(V) / 4>::type numbers;
+        memcpy(&numbers, from, sizeof numbers);
+        return __builtin_convertvector(numbers, V);
+    }
+}
+
+// Converts the lanes to another type, and writes them to memory.
+template <class To, class V>
+inline void write_as(To* to, V values) {
+    if constexpr (Shape<V>::IS_PAIR) {
+        write_as(to, values.low);
+        write_as(to + sizeof(values.low) / 4, values.high);
+    } else {
+        auto numbers = __builtin_convertvector(values, typename Native<To, sizeof(V) / 4>::type);
+        memcpy(to, &numbers, sizeof numbers);
+    }
+}
+
+// The nearest float32 numbers.
+template <class V>
+inline auto to_floats(V values) {
+    if constexpr (Shape<V>::IS_PAIR)
+        return Pair<float, sizeof(V) / 4>{to_floats(values.low), to_floats(values.high)};
+    else
+        return __builtin_convertvector(values, typename Native<float, sizeof(V) / 4>::type);
+}
+
+// The lanes of half a vector.
+template <class V>
+inline auto low_half(V values) {
+    if constexpr (Shape<V>::IS_PAIR)
+        return values.low;
+    else if constexpr (sizeof(V) == 64)
+        return __builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7);
+    else
+        return __builtin_shufflevector(values, values, 0, 1, 2, 3);
+}
+
+template <class V>
+inline auto high_half(V values) {
+    if constexpr (Shape<V>::IS_PAIR)
+        return values.high;
+    else if constexpr (sizeof(V) == 64)
+        return __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15);
+    else
+        return __builtin_shufflevector(values, values, 4, 5, 6, 7);
+}
+
+// A difference, because a sum with zero would turn -0 into 0.
+inline f32x16 splat(float value) { return value - f32x16{}; }
+inline u32x16 splat(uint32_t value) { return value - u32x16{}; }
