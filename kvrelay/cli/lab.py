@@ -1,0 +1,82 @@
+"""`kvrelay lab`: experiments that show the two phases of inference on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvrelay.cli.bench import progress_bars
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.loadtest.options import can_be_written
+from kvrelay.cli.serve import OWN_CLUSTER
+from kvrelay.cli.views.render import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from kvrelay.lab.experiments import Experiment
+
+
+@requires_cluster_extra
+def lab(
+    model: Annotated[
+        str, typer.Argument(metavar="[DIR|HUB_ID|demo|m200]", help="Model to measure.")
+    ] = "demo",
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=10,
+            max=3600,
+            metavar="SECONDS",
+            help="Time for the measurements. Starts take about a minute more.",
+        ),
+    ] = 90.0,
+    html: Annotated[
+        Path, typer.Option(metavar="FILE", help="Page with the plots to write.")
+    ] = Path("kvrelay-lab.html"),
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="File to write the figures to.")
+    ] = None,
+) -> None:
+    """Measure prefill, decode, KV, int8 and a noisy neighbour on this machine, and explain them on
+    one HTML page.
+
+    Measures one engine on one core, then two clusters of two workers: with a prefill and a decode
+    worker, and with two workers that do both. Run nothing else on the machine.
+
+    Example: kvrelay lab --html lab.html
+    """
+    from kvrelay.lab.experiments import experiments
+    from kvrelay.lab.page import lab_page
+    from kvrelay.lab.run import Options, run_lab
+    from kvrelay.loadtest.report.report_file import write
+    from kvrelay.process.telemetry import configure_logging
+
+    can_be_written(html)
+    can_be_written(file)
+    configure_logging("error")
+    with progress_bars() as progress:
+        figures = run_lab(Options(model, seconds), OWN_CLUSTER, progress)
+    found = experiments(figures)
+    console().print(_view(found))
+    write(html, lab_page(figures))
+    typer.echo(f"kvrelay: saved {html}; open it in a browser", err=True)
+    if file is not None:
+        content = {"figures": asdict(figures), "experiments": [asdict(one) for one in found]}
+        write(file, json.dumps(content, indent=1) + "\n")
+        typer.echo(f"kvrelay: saved {file}", err=True)
+
+
+def _view(found: tuple[Experiment, ...]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = []
+    for one in found:
+        lines.append(Text(one.title, style="bold"))
+        lines += [Text(f"  {sentence}") for sentence in one.findings]
+    return Group(*lines)

@@ -1,0 +1,1 @@
+"""Experiments on the machine at hand that show what the two phases of inference cost."""

@@ -1,0 +1,30 @@
+// The page of the lab.
+
+const short = (value) => (value >= 1000 ? `${+(value / 1000).toPrecision(3)}k` : number(value));
+
+function experiment(one) {
+  const findings = one.findings.map((text) => element("p", { class: "finding" }, text));
+  const series = one.series.map((line) => ({
+    name: line.name, colour: colour(line.paint), points: line.points, small: true, alone: line.dots,
+  }));
+  const drawn = series.length
+    ? curves(one.title, one.axes, series, {
+      unit: one.unit, xUnit: one.x_unit, logY: one.log_y, xFormat: short, format: short,
+      limits: one.limit ? [one.limit] : [], mark: one.mark,
+    })
+    : card(one.title, one.axes);
+  if (one.table.length) drawn.append(table(one.table[0], one.table.slice(1)));
+  drawn.append(...findings);
+  return drawn;
+}
+
+document.getElementById("top").append(
+  element("h1", {}, `The two phases of ${DATA.model}`),
+  element("p", { class: "sub lead", style: "margin-bottom:0" },
+    "Prefill reads a prompt in parallel and is bound by arithmetic. Decode writes an answer token by token and is bound by memory bandwidth. "
+    + "kvrelay gives each phase workers of its own."),
+  element("div", { class: "chips" },
+    element("span", { class: "chip" }, element("b", {}, "machine "), DATA.machine),
+    element("span", { class: "chip" }, element("b", {}, "engine "), DATA.weights)));
+document.getElementById("main").replaceChildren(
+  element("div", { class: "grid", style: "margin-top:22px" }, ...DATA.experiments.map(experiment)));
