@@ -3,23 +3,25 @@
 const short = (value) => (value >= 1000 ? `${+(value / 1000).toPrecision(3)}k` : number(value));
 
 function experiment(one) {
-  const findings = one.findings.map((text) => element("p", { class: "finding" }, text));
+  const findings = one.findings.map((text) => element("p", { style: "margin-top:8px" }, text));
   const series = one.series.map((line) => ({
     name: line.name, colour: colour(line.paint), points: line.points, small: true, alone: line.dots,
   }));
   const drawn = series.length
     ? curves(one.title, one.axes, series, {
       unit: one.unit, xUnit: one.x_unit, logY: one.log_y, xFormat: short, format: short,
-      limits: one.limit ? [one.limit] : [], mark: one.mark,
+      limits: one.limit ? [one.limit] : [], mark: one.mark, linear: one.x_unit === "s",
     })
     : card(one.title, one.axes);
   if (one.table.length) drawn.append(table(one.table[0], one.table.slice(1)));
   drawn.append(...findings);
+  // Many dots and a wide table.
+  if (one.mark) drawn.style.gridColumn = "1 / -1";
   return drawn;
 }
 
 document.getElementById("top").append(
-  element("h1", {}, `The two phases of ${DATA.model}`),
+  element("h1", {}, `The two phases of inference: ${DATA.model}`),
   element("p", { class: "sub lead", style: "margin-bottom:0" },
     "Prefill reads a prompt in parallel and is bound by arithmetic. Decode writes an answer token by token and is bound by memory bandwidth. "
     + "kvrelay gives each phase workers of its own."),

@@ -1,6 +1,7 @@
 // A plot of curves over numbers. Each series: name, colour, points [x, y], and dash for a line
 // without dots. Options: unit of y, xUnit, high (end of the y axis), logY, format (of y), xFormat,
-// limits [y, text], mark [x, text], dots: false for lines without dots.
+// limits [y, text], mark [x, text], dots: false for lines without dots, linear: true for an x axis
+// that is never logarithmic.
 
 function curves(title, sub, series, options) {
   const format = options.format ?? number;
@@ -11,7 +12,7 @@ function curves(title, sub, series, options) {
   const plot = chart(230, title, (svg, width) => {
     const [left, right, top, base] = [options.logY ? 62 : 48, width - 14, 12, 190];
     const [low, high] = [Math.min(...places), Math.max(...places)];
-    const wide = high > 6 * low;
+    const wide = !options.linear && high > 6 * low;
     const x = scale(wide ? low * 0.9 : 0, high * 1.05, left, right, wide);
     const upper = options.high ?? Math.max(...all.map((one) => one[1])) * (options.logY ? 1.5 : 1.08);
     const lower = options.logY ? Math.min(...all.map((one) => one[1]).filter((value) => value > 0)) / 1.5 : 0;
