@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from kvrelay.cli.views.pending_workers import pending_lines
+
 if TYPE_CHECKING:
     from kvrelay.client import Completion
     from kvrelay.types.control_plane import RouterLoad
@@ -94,8 +96,8 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         header += f"\nwaiting for restart: {', '.join(status.restarting)}"
     for standby in status.standby:
         header += f"\n{standby.worker_id} standby: {standby.state}, RSS {size(standby.rss_bytes)}"
-    for one in status.pending:
-        header += f"\n{one.worker_id} is pending: {one.reason}"
+    for line in pending_lines(status.pending):
+        header += f"\n{line}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"

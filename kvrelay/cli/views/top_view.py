@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kvrelay.cli.views.pending_workers import pending_lines
 from kvrelay.cli.views.render import size, waiting
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
             f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby
         )
         lines.append(Text(f"standby: {standbys}"))
-    lines += [Text(f"{one.worker_id} is pending: {one.reason}", "yellow") for one in status.pending]
+    lines += [Text(line, "yellow") for line in pending_lines(status.pending)]
     if trouble:
         lines.append(Text(f"last known state, retrying: {trouble}", "bold red"))
     return Panel(
