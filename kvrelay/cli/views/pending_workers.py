@@ -67,8 +67,8 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
         if waiting := _waiting(status, pool):
             room = max(0, wanted - len(waiting))
             yield (
-                f"{pool}: there is room for {room} of {wanted} workers, and {len(waiting)} wait for "
-                f"it: {most_frequent(one.reason for one in waiting)}; set {pool}={room}, or add a "
+                f"{pool}: there is room for {room} of {wanted} workers, and {len(waiting)} wait "
+                f"for it: {most_frequent(one.reason for one in waiting)}; set {pool}={room}, or add a "
                 "node to the Ray cluster"
             )
 

@@ -83,7 +83,7 @@ def test_a_port_in_use_or_given_twice_is_found(tmp_path: Path, capsys: Output) -
         return " ".join(capsys.readouterr().out.split()).rpartition("Not ready: ")[2]
 
     with socket.create_server(("127.0.0.1", 0)) as other:
-        address = "127.0.0.1:{}".format(other.getsockname()[1])
+        address = f"127.0.0.1:{other.getsockname()[1]}"
         listen = FREE_PORTS.replace("http: 127.0.0.1:0", f"http: {address}")
         found = problem(listen)
         assert found.startswith(f"listen.http: cannot listen on {address}: ")
