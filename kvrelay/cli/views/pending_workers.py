@@ -66,10 +66,10 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
     for pool, wanted in sizes.items():
         if waiting := _waiting(status, pool):
             room = max(0, wanted - len(waiting))
+            reason = most_frequent(worker.reason for worker in waiting)
             yield (
                 f"{pool}: there is room for {room} of {wanted} workers, and {len(waiting)} wait "
-                f"for it: {most_frequent(one.reason for one in waiting)}; set {pool}={room}, or add a "
-                "node to the Ray cluster"
+                f"for it: {reason}; set {pool}={room}, or add a node to the Ray cluster"
             )
 
 
