@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,5 +63,5 @@ def test_the_attempts_divide_the_time_without_gaps(
     recorded = tuple(Attempt("local", "", "", "d", str(number)) for number in range(len(attempts)))
     ledger = timeline.ledger(None, now, None, recorded)
     spent = [sum(seconds for _, seconds in one.phases) for one in ledger.attempts]
-    assert spent == [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    assert spent == [end - start for start, end in pairwise(ends)]
     assert all(seconds >= 0 for one in ledger.attempts for _, seconds in one.phases)
