@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,14 +44,20 @@ def scale(
 
     wanted = parse_sizes(sizes)
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        before = {pool.name: pool.desired for pool in client.status().pools}
         prefill, decode = client.set_pool_size(**wanted)
         print(f"prefill={prefill} decode={decode}", flush=True)
-        now: dict[PoolName, int] = {"prefill": prefill, "decode": decode}
-        for line in _without_room(client, {pool: now[pool] for pool in wanted}):
+        # In a pool that shrinks, workers of the larger size may still be pending.
+        growing: dict[PoolName, int] = {
+            pool: size
+            for pool, size in (("prefill", prefill), ("decode", decode))
+            if pool in wanted and size >= before.get(pool, 0)
+        }
+        for line in _without_room(client, growing) if growing else ():
             typer.echo(f"kvrelay: {line}", err=True)
 
 
-def _without_room(client: AdminClient, sizes: dict[PoolName, int]) -> list[str]:
+def _without_room(client: AdminClient, sizes: Mapping[PoolName, int]) -> list[str]:
     """Waits until each of the wanted workers has started or found no room. Returns a line per pool
     with workers of the second kind.
     """

@@ -286,10 +286,18 @@ def test_scale_says_how_many_workers_have_no_room(capsys: Output) -> None:
     assert out.count("pending") == 1
 
 
-def test_scale_within_the_room_says_nothing_more(capsys: Output) -> None:
-    with serving(GrowingCluster(0)) as admin:
+def test_scale_down_ignores_workers_that_were_pending_before(capsys: Output) -> None:
+    cluster = GrowingCluster(98)
+    cluster.statuses = 2
+    with serving(cluster) as admin:
         assert run(["scale", "decode=1", "--admin", admin]) == 0
     assert capsys.readouterr() == ("prefill=1 decode=1\n", "")
+
+
+def test_scale_within_the_room_says_nothing_more(capsys: Output) -> None:
+    with serving(GrowingCluster(0)) as admin:
+        assert run(["scale", "prefill=1", "--admin", admin]) == 0
+    assert capsys.readouterr() == ("prefill=1 decode=2\n", "")
 
 
 NAMES = st.lists(st.integers(0, 10**20), min_size=1, max_size=9, unique=True)
