@@ -22,8 +22,8 @@ class LargestPools:
     num_bytes: int
 
     def __str__(self) -> str:
-        parts = {**self.sizes, "standby": self.standby}
-        return ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+        parts = (*self.sizes.items(), ("standby", self.standby))
+        return ", ".join(f"{name} {count}" for name, count in parts if count)
 
 
 def largest_pools(pools: Sequence[PoolMemory], policy: AutoscalingPolicy | None) -> LargestPools:

@@ -104,8 +104,8 @@ def _narrow_pool(pool: PoolStatus) -> Table:
     for name in ("run", "wait", "KV"):
         table.add_column(name, justify="right", no_wrap=True)
     for worker in pool.workers:
-        name, state, running, queued, *_ = _worker(worker)
-        table.add_row(name, state, running, queued, f"{_held(worker.load):.0%}")
+        worker_id, state, running, queued, *_ = _worker(worker)
+        table.add_row(worker_id, state, running, queued, f"{_held(worker.load):.0%}")
     return table
 
 
