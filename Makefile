@@ -64,6 +64,8 @@ $(DOCS_VENV)/.installed: pyproject.toml
 
 docs: $(DOCS_VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "To read it: $(PYTHON) -m http.server -d build/site -b 127.0.0.1 8080"
+	@echo "Then open http://127.0.0.1:8080/"
 
 # Generates the reference pages from the code: command line, configuration, errors.
 reference: venv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.cli.main import main
+from kvrelay.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -273,7 +273,7 @@ def cli_page() -> str:
         "| 0 | success |",
         "| 1 | a failure in the cluster, or a check that did not pass |",
         "| 2 | bad usage: one line on stderr says what is wrong |",
-        "| 130 | interrupted (SIGINT) |",
+        "| 130 | interrupted (Ctrl-C, SIGINT); `serve` ends with 0 once its cluster was ready |",
         "",
     ]
     group = typer.main.get_command(app)

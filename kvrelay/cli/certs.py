@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.cluster_extra import requires_cryptography
 
 
-@requires_cluster_extra
+@requires_cryptography
 def certs(
     folder: Annotated[
         Path,
@@ -39,17 +40,16 @@ def certs(
 
     Example: kvrelay certs certs --host inference.example.org --days 90
     """
-    import yaml
-
     from kvrelay.security.authority import write_certificates
 
     write_certificates(folder, host or (), timedelta(days=days))
-    pairs = {
-        role: {
-            "cert": str(folder.absolute() / f"{role}.pem"),
-            "key": str(folder.absolute() / f"{role}-key.pem"),
-        }
-        for role in ("router", "worker")
-    }
-    section = {"security": {"tls": {"ca": str(folder.absolute() / "ca.pem"), **pairs}}}
-    print(yaml.safe_dump(section, sort_keys=False, width=1000), end="")
+    files = folder.absolute()
+    print(f"security:\n  tls:\n    ca: {_quoted(files / 'ca.pem')}")
+    for role in ("router", "worker"):
+        print(f"    {role}:\n      cert: {_quoted(files / f'{role}.pem')}")
+        print(f"      key: {_quoted(files / f'{role}-key.pem')}")
+
+
+def _quoted(path: Path) -> str:
+    """Returns a path as a scalar of YAML, of which JSON's strings are a part."""
+    return json.dumps(str(path))

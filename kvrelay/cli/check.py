@@ -20,6 +20,7 @@ from kvrelay.errors import KvRelayError
 
 if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
+    from kvrelay.launch.largest_pools import LargestPools
     from kvrelay.launch.memory_plan import PoolMemory
     from kvrelay.process.machine import Machine
 
@@ -33,11 +34,14 @@ def check(
     """Check a configuration and this machine: the effective values, the memory of the workers, and
     what `kvrelay serve` would refuse. Starts nothing.
 
+    The ports must be free. While the cluster runs, its own ports are reported as in use.
+
     Exits with 2 for a configuration that is not valid, and with 1 if this machine cannot run it.
 
     Example: kvrelay check -c configs/default.yaml
     """
-    from kvrelay.config.config_file import load_config
+    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.launch.largest_pools import largest_pools
     from kvrelay.launch.memory_plan import plan_memory
     from kvrelay.launch.preflight import check_machine
     from kvrelay.process.machine import Machine
@@ -45,20 +49,26 @@ def check(
     loaded = load_config(config, {} if model is None else {"model.path": model})
     machine = Machine.here()
     pools = plan_memory(loaded, machine)
+    policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
+    largest = largest_pools(pools, policy)
     problem = ""
     try:
-        check_machine(loaded, is_local=True, starts_now=False)
+        check_machine(loaded, is_local=True)
     except KvRelayError as error:
         problem = error.message
     if as_json:
-        print(json.dumps(_document(loaded, pools, machine, problem), indent=2))
+        print(json.dumps(_document(loaded, pools, largest, machine, problem), indent=2))
     else:
-        _print(loaded, pools, machine, problem)
+        _print(loaded, pools, largest, machine, problem)
     raise typer.Exit(1 if problem else 0)
 
 
 def _document(
-    config: ClusterConfig, pools: tuple[PoolMemory, ...], machine: Machine, problem: str
+    config: ClusterConfig,
+    pools: tuple[PoolMemory, ...],
+    largest: LargestPools,
+    machine: Machine,
+    problem: str,
 ) -> dict[str, object]:
     return {
         "configuration": config.without_secrets(),
@@ -66,14 +76,22 @@ def _document(
         "memory": [
             asdict(one) | {"kv_tokens": one.kv_tokens, "sequences": one.sequences} for one in pools
         ],
+        "largest": asdict(largest),
+        "warning": _warning(config, largest, machine) or None,
         "problem": problem or None,
     }
 
 
 def _print(
-    config: ClusterConfig, pools: tuple[PoolMemory, ...], machine: Machine, problem: str
+    config: ClusterConfig,
+    pools: tuple[PoolMemory, ...],
+    largest: LargestPools,
+    machine: Machine,
+    problem: str,
 ) -> None:
     import yaml
+
+    from kvrelay.config.listen import ENDPOINTS
 
     print(yaml.safe_dump(config.without_secrets(), sort_keys=False), end="")
     console = render.console()
@@ -84,17 +102,42 @@ def _print(
     for one in pools:
         if one.auto:
             console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
-    total = sum(
-        one.workers * (one.kv_bytes + (one.weight_bytes or 0) + one.host_tier_bytes)
-        for one in pools
-    )
+    total = sum(one.workers * one.worker_bytes for one in pools)
     console.print(
         f"All workers together: at most {render.size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
     for line in _tier_lines(pools):
         console.print(line)
+    if config.autoscaling is not None:
+        console.print(
+            f"Largest pools that {Path(config.autoscaling).name} allows: {largest}; at most "
+            f"{render.size(largest.num_bytes)} with their processes."
+        )
+    if warning := _warning(config, largest, machine):
+        console.print(f"Warning: {warning}")
+    ports = ", ".join(f"{name} {getattr(config.listen, name)}" for name in ENDPOINTS)
+    console.print(f"Listens on {ports}.")
     console.print(f"Not ready: {problem}" if problem else "Ready to serve.")
+
+
+def _warning(config: ClusterConfig, largest: LargestPools, machine: Machine) -> str:
+    """Says whether the largest pools exceed the memory of this machine. A GPU holds weights and KV
+    of its worker, so the memory of the host says nothing about pools with GPUs.
+    """
+    on_gpu = any(config.pool(pool).resources.num_gpus for pool in largest.sizes)
+    if on_gpu or largest.num_bytes <= machine.memory_bytes:
+        return ""
+    remedy = (
+        "lower prefill.replicas, decode.replicas or kv.memory"
+        if config.autoscaling is None
+        else f"lower max_replicas or standby in {Path(config.autoscaling).name}, or kv.memory"
+    )
+    return (
+        f"the largest pools ({largest}) take up to {render.size(largest.num_bytes)}, and this "
+        f"machine has {render.size(machine.memory_bytes)}; {remedy}, or run the workers on more "
+        "machines."
+    )
 
 
 def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+# Columns of a panel before the descriptions: the frame, the names and the values of options.
+_COLUMNS = 54
 
 
 class _Page:
@@ -14,6 +19,7 @@ class _Page:
 
     help: str | None
     epilog: str | None
+    collect_usage_pieces: Callable[[Any], list[str]]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,7 +51,46 @@ class _Page:
                 (self._given_epilog, variables and f"Options as variables: {variables}"),
             )
         )
-        super().format_help(ctx, formatter)  # type: ignore[misc]
+        width = shutil.get_terminal_size().columns
+        if _fits_panels(self._texts(ctx), width):
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        else:
+            formatter.write("\n".join(self._plain_lines(ctx, max(20, width))) + "\n")
+
+    def _sections(self, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        """Yields the lists of the page: title, and pairs of name and description."""
+        params = self.get_params(ctx)
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            found = [
+                param.get_help_record(ctx) for param in params if param.param_type_name == kind
+            ]
+            yield title, [record for record in found if record is not None]
+        commands: Mapping[str, Any] = getattr(self, "commands", {})
+        yield "Commands", [(name, one.get_short_help_str(500)) for name, one in commands.items()]
+
+    def _texts(self, ctx: Any) -> Iterator[str]:
+        for _, records in self._sections(ctx):
+            for name, text in records:
+                yield name.rpartition(" ")[2]
+                yield text
+
+    def _plain_lines(self, ctx: Any, width: int) -> Iterator[str]:
+        """Yields the page without panels and columns, in which nothing is cut."""
+        yield from _wrapped(
+            f"Usage: {ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}", width
+        )
+        for paragraph in (self.help or "").split("\n\n"):
+            yield ""
+            yield from _wrapped(paragraph, width)
+        for title, records in self._sections(ctx):
+            if records:
+                yield from ("", f"{title}:")
+            for name, text in records:
+                yield from _wrapped(name, width, 2)
+                yield from _wrapped(text, width, 6)
+        for paragraph in (self.epilog or "").split("\n\n"):
+            yield ""
+            yield from _wrapped(paragraph, width)
 
 
 class _Command(_Page, TyperCommand):
@@ -80,3 +125,17 @@ def _variable(param: Any, ctx: Any) -> str | None:
     if param.allow_from_autoenv and ctx.auto_envvar_prefix:
         return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
     return None
+
+
+def _fits_panels(texts: Iterable[str], width: int) -> bool:
+    """Whether typer's panels show the texts whole: they cut words that exceed the last column."""
+    return (
+        max((len(word) for text in texts for word in text.split()), default=0) <= width - _COLUMNS
+    )
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    space = " " * indent
+    return textwrap.wrap(
+        text, width, initial_indent=space, subsequent_indent=space, break_on_hyphens=False
+    )

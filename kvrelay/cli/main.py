@@ -30,14 +30,12 @@ from kvrelay.cli import (
     verify,
     version,
 )
+from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.cli.plan import command as plan
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
-
-# 128 + SIGINT, as shells report it.
-INTERRUPTED = 130
 
 app = App(
     help="Serve large language models from two pools: prefill and decode.",

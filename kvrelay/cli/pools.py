@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
-from kvrelay.errors import Unavailable
+from kvrelay.cli.views.pending_workers import are_known, room_lines
+from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.types.workers import POOLS, PoolName
+
+if TYPE_CHECKING:
+    from kvrelay.client.admin import AdminClient
+
+# Most time for the workers that `scale` adds to start, or to find no room.
+LOOK_S = 10.0
+_POLL_S = 0.25
 
 
 def scale(
@@ -26,14 +35,43 @@ def scale(
 ) -> None:
     """Set the number of workers of one or both pools.
 
+    Prints the new sizes. The command then waits up to 10 s until the new workers start, and warns
+    on stderr if some find no room. Those start as soon as there is room.
+
     Example: kvrelay scale prefill=2 decode=4
     """
     from kvrelay.client.connection import Connection
 
     wanted = parse_sizes(sizes)
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        before = {pool.name: pool.desired for pool in client.status().pools}
         prefill, decode = client.set_pool_size(**wanted)
-    print(f"prefill={prefill} decode={decode}")
+        print(f"prefill={prefill} decode={decode}", flush=True)
+        # In a pool that shrinks, workers of the larger size may still be pending.
+        growing: dict[PoolName, int] = {
+            pool: size
+            for pool, size in (("prefill", prefill), ("decode", decode))
+            if pool in wanted and size >= before.get(pool, 0)
+        }
+        for line in _without_room(client, growing) if growing else ():
+            typer.echo(f"kvrelay: {line}", err=True)
+
+
+def _without_room(client: AdminClient, sizes: Mapping[PoolName, int]) -> list[str]:
+    """Waits until each of the wanted workers has started or found no room. Returns a line per pool
+    with workers of the second kind.
+    """
+    from rich.console import Console
+
+    end = time.monotonic() + LOOK_S
+    with Console(stderr=True).status("waiting for the workers to start"):
+        try:
+            while not are_known(status := client.status(), sizes) and time.monotonic() < end:
+                time.sleep(_POLL_S)
+        except KvRelayError:
+            # The sizes are set, whatever happens to this connection.
+            return []
+    return list(room_lines(status, sizes))
 
 
 def drain(

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.errors import ConfigError, InvalidArgument
 
 Config = Annotated[
@@ -113,8 +114,8 @@ def serve(
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, and a router.
 
     Prints one line on stdout when the cluster is ready. The first Ctrl-C or SIGTERM lets streams
-    finish and exits with 0; the second stops at once. On a terminal, the log goes to a file unless
-    --log-level is given.
+    finish and exits with 0; the second stops at once. Ctrl-C before the cluster is ready exits with
+    130. On a terminal, the log goes to a file unless --log-level is given.
 
     With --ray-address, run the command on a node of that Ray cluster. The workers are placed on all
     its nodes. Set redis.url, listen.worker_host and security.tls.
@@ -185,17 +186,16 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     stop = asyncio.Event()
     log_path = new_log_file() if on_screen else None
     cluster = LocalCluster(config, log_path=log_path, ray_address=ray_address)
-    signals = 0
+    signals: list[signal.Signals] = []
 
-    def stop_or_kill() -> None:
-        nonlocal signals
-        signals += 1
+    def stop_or_kill(name: signal.Signals) -> None:
+        signals.append(name)
         stop.set()
-        if signals > 1:
+        if len(signals) > 1:
             cluster.kill()
 
     for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, stop_or_kill)
+        asyncio.get_running_loop().add_signal_handler(name, stop_or_kill, name)
 
     console = Console(stderr=True)
     starting = asyncio.create_task(cluster.__aenter__())
@@ -209,7 +209,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return 0
+        return INTERRUPTED if signals[0] is signal.SIGINT else 0
     starting.result()
     print(cluster.endpoints, flush=True)
     if log_path is not None:

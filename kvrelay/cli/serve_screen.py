@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from kvrelay.launch.model_download import ModelDownload
 
 _POLL_S = 0.3
+# More workers are counted by state instead.
+_MOST_NAMED = 6
 _ROOT = Path(__file__).parents[2]
 KERNELS = (_ROOT / "kvrelay" / "engine" / "native" / "kernels", _ROOT / "kv_transfer" / "kernels")
 _QUESTION = (
@@ -90,11 +93,11 @@ def progress_line(states: Mapping[str, str], compiles: bool = False) -> str:
     if not states:
         return "starting Redis and Ray"
     note = " (compiling kernels, once for this processor: about a minute)" if compiles else ""
-    return (
-        "starting workers: "
-        + ", ".join(f"{worker} {state}" for worker, state in sorted(states.items()))
-        + note
-    )
+    if len(states) <= _MOST_NAMED:
+        each = [f"{worker} {state}" for worker, state in sorted(states.items())]
+    else:
+        each = [f"{count} {state}" for state, count in sorted(Counter(states.values()).items())]
+    return f"starting workers: {', '.join(each)}{note}"
 
 
 def print_next_steps(

@@ -80,7 +80,7 @@ def top(
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for now, trouble in looks(admin, interval, connection):
-                live.update(top_view(now, trouble), refresh=True)
+                live.update(top_view(now, trouble, console.width), refresh=True)
     except KeyboardInterrupt:
         return
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.serve import OWN_CLUSTER, Config, Model
 from kvrelay.cli.views.render import console
-
-if TYPE_CHECKING:
-    from kvrelay.verify.report import Report
+from kvrelay.cli.views.verify_view import verify_view
 
 
 @requires_cluster_extra
@@ -70,32 +67,7 @@ def verify(
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
-        _print(report)
+        out = console()
+        out.print(verify_view(report, out.width))
     if dtype == "float32" and loaded.kv.dtype == "auto" and not report.identical:
         raise typer.Exit(1)
-
-
-def _print(report: Report) -> None:
-    table = Table(title=f"{report.requests} requests, {report.dtype}", title_justify="left")
-    for column in (
-        "path",
-        "compared with",
-        "identical",
-        "first difference",
-        "median logit margin",
-        "",
-    ):
-        table.add_column(column)
-    for path in report.paths:
-        first = path.differences[0] if path.differences else None
-        table.add_row(
-            path.path,
-            path.expected,
-            f"{path.identical} of {path.compared}",
-            "none"
-            if first is None
-            else f"{first.case}: token {first.position} is {first.got}, not {first.expected}",
-            "-" if path.median_margin is None else f"{path.median_margin:.4f}",
-            path.note,
-        )
-    console().print(table)

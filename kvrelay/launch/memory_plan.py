@@ -54,6 +54,11 @@ class PoolMemory:
         return self.kv_bytes // self.block_bytes * self.block_size if self.block_bytes else 0
 
     @property
+    def worker_bytes(self) -> int:
+        """Weights, KV and host tier, without the process itself."""
+        return self.kv_bytes + (self.weight_bytes or 0) + self.host_tier_bytes
+
+    @property
     def least_kv_bytes(self) -> int:
         """KV of one sequence of the greatest length."""
         return -(-self.longest_sequence // self.block_size) * self.block_bytes

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from kvrelay.config.listen import ENDPOINTS
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, Unavailable
 from kvrelay.launch.memory_plan import PoolMemory, plan_memory
+from kvrelay.launch.port_check import check_ports
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
@@ -28,11 +25,11 @@ _SHARED_MEMORY = Path("/dev/shm")
 _WORKER_BYTES = 128 * 2**20
 
 
-def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = True) -> None:
+def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     """Raises a KvRelayError that says what is wrong and what to do.
 
     is_local: the workers run on this machine only. Otherwise, the resources of the workers are
-    checked where they start. starts_now: also checks that the ports are free.
+    checked where they start.
     """
     if config.security.tokens_file is not None:
         load_tokens(Path(config.security.tokens_file))
@@ -41,8 +38,7 @@ def check_machine(config: ClusterConfig, *, is_local: bool, starts_now: bool = T
     machine = Machine.here()
     pools = plan_memory(config, machine if is_local else None)
     _check_kv(pools)
-    if starts_now:
-        _check_ports(config)
+    check_ports(config.listen)
     _check_room(Path(_temporary_folder()), "set TMPDIR to another folder")
     if is_local:
         if config.decode.engine == "vllm":
@@ -93,39 +89,6 @@ def _check_pools(config: ClusterConfig, total: int) -> None:
             f"can run; its {_gib(total)} of memory allow at most {most}, since each process takes "
             f"at least {_WORKER_BYTES >> 20} MiB; lower --prefill and --decode"
         )
-
-
-def _check_ports(config: ClusterConfig) -> None:
-    """Checks that each address is free and configured only once."""
-    taken: dict[str, str] = {}
-    with contextlib.ExitStack() as held:
-        for endpoint in ENDPOINTS:
-            address: str = getattr(config.listen, endpoint)
-            host, _, port = address.rpartition(":")
-            if port != "0" and taken.setdefault(address, endpoint) != endpoint:
-                raise ConfigError(
-                    f"listen.{endpoint}: {address} is listen.{taken[address]} too; set "
-                    f"--{endpoint}-port to another port or to 0"
-                )
-            try:
-                held.enter_context(_bound(host.strip("[]"), int(port)))
-            except OSError as error:
-                reason = error.strerror or str(error)
-                raise ConfigError(
-                    f"listen.{endpoint}: cannot listen on {address}: {reason}; end the process "
-                    f"that listens there, or set --{endpoint}-port to a free port or to 0"
-                ) from None
-
-
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[None]:
-    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(target)
-        # With SO_REUSEADDR, two sockets can bind an address, but only one can listen.
-        listener.listen(1)
-        yield
 
 
 def _temporary_folder() -> str:

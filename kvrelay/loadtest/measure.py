@@ -14,7 +14,7 @@ from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Watch
 from kvrelay.loadtest.reuse import measure_reuse
-from kvrelay.loadtest.runner import run_closed_loop, run_load
+from kvrelay.loadtest.runner import Sender, run_closed_loop, run_load
 from kvrelay.loadtest.senders.target import Target
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.workload import PlannedRequest
@@ -42,13 +42,14 @@ async def measure(
     """
     prompts: dict[int, Sequence[int]] = {}
     requests = _noting(run.plan, prompts)
+    sender = _Counting(target.sender)
     before = await _counters(target)
     async with _watching(target) as watch:
         if run.concurrency is None:
-            rows = await run_load(requests, target.sender, done, stop)
+            rows = await run_load(requests, sender, done, stop)
         else:
             rows = await run_closed_loop(
-                requests, run.concurrency, run.duration, target.sender, done, stop
+                requests, run.concurrency, run.duration, sender, done, stop
             )
     after = await _counters(target)
     grown = None if before is None or after is None else after.since(before)
@@ -59,7 +60,22 @@ async def measure(
         timeline=None if watch is None else watch.timeline(),
         reuse=measure_reuse(prompts, rows, target.block_tokens, grown) if prompts else None,
         interrupted=stop.is_set(),
+        in_flight=sender.sent - len(rows),
+        unsent=len(run.plan) - sender.sent if isinstance(run.plan, Sequence) else None,
     )
+
+
+class _Counting:
+    """Counts the requests that are sent."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.sent = 0
+
+    async def send(self, request: PlannedRequest, start: float) -> Row:
+        """Sends the request and returns its row."""
+        self.sent += 1
+        return await self._sender.send(request, start)
 
 
 async def _counters(target: Target) -> PrefixCache | None:

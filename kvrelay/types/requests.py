@@ -194,6 +194,9 @@ class Attempt:
     prefill_worker: str
     decode_worker: str
     outcome: str
+    # Seconds by phase, from the end of the attempt before to the end of this one, or to its last
+    # token. Empty if the request had one attempt: then the ledger's phases are its own.
+    phases: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,8 @@ class Fetch:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Where the time of a request went, by the router's clock. The `phases` add up to
-    `ttft_seconds`.
+    `ttft_seconds`; a phase of several attempts is the sum of its parts. The phases of all
+    `attempts` add up to the time from the arrival to the last token.
     """
 
     phases: tuple[tuple[str, float], ...] = ()

@@ -168,18 +168,20 @@ class Handoff(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., bytes: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("path", "why", "prefill_worker", "decode_worker", "outcome")
+    __slots__ = ("path", "why", "prefill_worker", "decode_worker", "outcome", "phases")
     PATH_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
     path: str
     why: str
     prefill_worker: str
     decode_worker: str
     outcome: str
-    def __init__(self, path: _Optional[str] = ..., why: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+    phases: _containers.RepeatedCompositeFieldContainer[Phase]
+    def __init__(self, path: _Optional[str] = ..., why: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("source", "tokens", "seconds")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvrelay.types.requests import Attempt, Fetch, Handoff, Ledger
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import to_message, to_value
@@ -22,9 +24,12 @@ def ledger_to_proto(ledger: Ledger) -> pb.Ledger:
     return to_message(
         pb.Ledger,
         ledger,
-        phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in ledger.phases],
+        phases=_phases_to_proto(ledger.phases),
         handoff=None if ledger.handoff is None else handoff_to_proto(ledger.handoff),
-        attempts=[to_message(pb.Attempt, attempt) for attempt in ledger.attempts],
+        attempts=[
+            to_message(pb.Attempt, attempt, phases=_phases_to_proto(attempt.phases))
+            for attempt in ledger.attempts
+        ],
         fetch=None if ledger.fetch is None else to_message(pb.Fetch, ledger.fetch),
     )
 
@@ -34,8 +39,19 @@ def ledger_from_proto(message: pb.Ledger) -> Ledger:
     return to_value(
         Ledger,
         message,
-        phases=tuple((phase.name, phase.seconds) for phase in message.phases),
+        phases=_phases_from_proto(message.phases),
         handoff=handoff_from_proto(message.handoff) if message.HasField("handoff") else None,
-        attempts=tuple(to_value(Attempt, attempt) for attempt in message.attempts),
+        attempts=tuple(
+            to_value(Attempt, attempt, phases=_phases_from_proto(attempt.phases))
+            for attempt in message.attempts
+        ),
         fetch=to_value(Fetch, message.fetch) if message.HasField("fetch") else None,
     )
+
+
+def _phases_to_proto(phases: Iterable[tuple[str, float]]) -> list[pb.Phase]:
+    return [pb.Phase(name=name, seconds=seconds) for name, seconds in phases]
+
+
+def _phases_from_proto(messages: Iterable[pb.Phase]) -> tuple[tuple[str, float], ...]:
+    return tuple((phase.name, phase.seconds) for phase in messages)

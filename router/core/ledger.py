@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvrelay.types.requests import Attempt, Fetch, Handoff, Ledger, PrefillTimings
 
 
@@ -22,6 +24,8 @@ class Timeline:
         self._second: float | None = None
         self._last: float | None = None
         self._fetch: Fetch | None = None
+        # Number of marks up to the end of each attempt.
+        self._attempt_ends: list[int] = []
 
     @property
     def has_first_token(self) -> bool:
@@ -41,10 +45,16 @@ class Timeline:
     def mark(self, phase: str, now: float) -> None:
         """Ends a phase at `now`. A repetition of the last phase extends it."""
         self._marks += self._decoded
-        if self._marks and self._marks[-1][0] == phase:
+        begins = len(self._marks) in self._attempt_ends[-1:]
+        if self._marks and not begins and self._marks[-1][0] == phase:
             # The request had no worker and is still queued.
             self._marks.pop()
         self._marks.append((phase, now))
+
+    def end_attempt(self) -> None:
+        """Ends an attempt: later marks belong to the next one."""
+        self._marks += self._decoded
+        self._attempt_ends.append(len(self._marks))
 
     def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
         """Records the arrival of `count` tokens. The worker's timings split the time since the last
@@ -61,6 +71,7 @@ class Timeline:
         self._last = now
 
     def _prefilled(self, now: float, prefill: PrefillTimings | None) -> None:
+        self._marks += self._decoded
         if prefill is not None:
             self._fetch = self._fetch or prefill.fetch
             computing = min(self._marked + prefill.queue_seconds, now)
@@ -93,16 +104,11 @@ class Timeline:
         """Returns the ledger. `emitted` is the time at which the client's stream received the first
         token.
         """
-        phases: dict[str, float] = {}
-        marked = self._arrival
-        for phase, at in (
-            self._marks if self._first is None else self._marks[: self._marks_to_first]
-        ):
-            phases[phase] = phases.get(phase, 0.0) + at - marked
-            marked = at
-        if emitted is not None:
-            phases["emit"] = emitted - marked
         first = self._first
+        to_first = len(self._marks) if first is None else self._marks_to_first
+        phases = self._between(0, to_first)
+        if emitted is not None:
+            phases["emit"] = emitted - self._end_of(to_first)
         return Ledger(
             phases=tuple(phases.items()),
             ttft_seconds=sum(phases.values()) if emitted is not None else 0.0,
@@ -112,6 +118,26 @@ class Timeline:
             decode_seconds=0.0 if first is None or self._last is None else self._last - first,
             e2e_seconds=max(ended, emitted or ended) - self._arrival,
             handoff=handoff,
-            attempts=attempts,
+            attempts=self._with_phases(attempts) if len(attempts) > 1 else attempts,
             fetch=self._fetch,
         )
+
+    def _with_phases(self, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+        starts = (0, *self._attempt_ends)
+        return tuple(
+            replace(attempt, phases=tuple(self._between(start, end).items()))
+            for attempt, start, end in zip(attempts, starts, self._attempt_ends, strict=False)
+        )
+
+    def _between(self, start: int, end: int) -> dict[str, float]:
+        """Returns the seconds of each phase among the marks from `start` to before `end`."""
+        phases: dict[str, float] = {}
+        marked = self._end_of(start)
+        for phase, at in self._marks[start:end]:
+            phases[phase] = phases.get(phase, 0.0) + at - marked
+            marked = at
+        return phases
+
+    def _end_of(self, count: int) -> float:
+        """Returns the time of the last of the first `count` marks, or the arrival."""
+        return self._marks[count - 1][1] if count else self._arrival

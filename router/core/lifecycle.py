@@ -556,3 +556,4 @@ class Lifecycle:
                     one.path, one.why_for(self.request.tenant), one.prefill, one.decode, outcome
                 )
             )
+            self.timeline.end_attempt()

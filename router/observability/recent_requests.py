@@ -109,17 +109,26 @@ def row(stream: Stream, now: float) -> Json:
 def _ledger(ledger: Ledger) -> Json:
     """Returns the ledger in the shape of the responses, rounded to microseconds."""
     return {
-        "phases": {name: round(seconds, 6) for name, seconds in ledger.phases},
+        "phases": _seconds(ledger.phases),
         "ttft_seconds": round(ledger.ttft_seconds, 6),
         "second_token_gap_seconds": round(ledger.second_token_gap_seconds, 6),
         "decode_seconds": round(ledger.decode_seconds, 6),
         "e2e_seconds": round(ledger.e2e_seconds, 6),
         "handoff": None if ledger.handoff is None else asdict(ledger.handoff),
         "attempts": [
-            asdict(one) | {"why": one.why[:MAX_WHY], "outcome": one.outcome[:MAX_WHY]}
+            asdict(one)
+            | {
+                "why": one.why[:MAX_WHY],
+                "outcome": one.outcome[:MAX_WHY],
+                "phases": _seconds(one.phases),
+            }
             for one in ledger.attempts
         ],
     }
+
+
+def _seconds(phases: tuple[tuple[str, float], ...]) -> dict[str, float]:
+    return {name: round(seconds, 6) for name, seconds in phases}
 
 
 def phases_of(life: Lifecycle, end: float) -> list[tuple[str, float]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "transformers", "redis", "pydantic", "starlette", "numpy")
 
 
@@ -26,3 +29,12 @@ def test_importing_them_leaves_the_rest_alone(modules: str, forbidden: tuple[str
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "[]"
+
+
+def test_make_docs_ends_with_how_to_read_the_site() -> None:
+    """The folder that it serves is the one that mkdocs writes."""
+    steps = subprocess.run(
+        ["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("markdown_extensions")[0])
+    assert f"http.server -d {site['site_dir']} -b 127.0.0.1 8080" in steps

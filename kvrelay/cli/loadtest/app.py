@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.views import render
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from kvrelay.loadtest.report.sweep_report import Report
     from kvrelay.loadtest.sweep import Sweep
 
-# 128 + SIGINT, as shells report it.
-INTERRUPTED = 130
 # Default duration at each rate; long enough for a queue to build up.
 _SWEEP_S = 60.0
 

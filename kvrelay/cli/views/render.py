@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from kvrelay.cli.views.pending_workers import pending_lines
+
 if TYPE_CHECKING:
     from kvrelay.client import Completion
     from kvrelay.types.control_plane import RouterLoad
-    from kvrelay.types.requests import Handoff
+    from kvrelay.types.requests import Attempt, Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
 # Columns of the full table of workers.
@@ -94,8 +96,8 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         header += f"\nwaiting for restart: {', '.join(status.restarting)}"
     for standby in status.standby:
         header += f"\n{standby.worker_id} standby: {standby.state}, RSS {size(standby.rss_bytes)}"
-    for one in status.pending:
-        header += f"\n{one.worker_id} is pending: {one.reason}"
+    for line in pending_lines(status.pending):
+        header += f"\n{line}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"
@@ -222,17 +224,18 @@ def _decision_table(status: ClusterStatus) -> Table:
 
 def ledger_table(completion: Completion) -> RenderableType:
     """Renders the ledger: phases up to the first token, later times, and the hand-off."""
-    table = Table()
-    table.add_column("phase")
-    table.add_column("time", justify="right")
     ledger = completion.ledger
+    several_attempts = ledger is not None and len(ledger.attempts) > 1
+    table = Table()
+    table.add_column("phase, sum of all attempts" if several_attempts else "phase")
+    table.add_column("time", justify="right")
     if ledger is None:
         table.add_row("no ledger received", "")
         return Group(f"{completion.path}: {completion.why}", table)
     for name, seconds in ledger.phases:
         table.add_row(name, milliseconds(seconds))
     table.add_section()
-    table.add_row("TTFT at the router", milliseconds(ledger.ttft_seconds))
+    table.add_row("TTFT at the router, the sum", milliseconds(ledger.ttft_seconds))
     table.add_row("TTFT at this client", milliseconds(completion.ttft_seconds))
     # An answer of one token has no time between tokens.
     several = completion.usage.completion_tokens > 1
@@ -248,12 +251,25 @@ def ledger_table(completion: Completion) -> RenderableType:
         lines.append(
             f"fetched from {place}: KV of {fetch.tokens} tokens in {milliseconds(fetch.seconds)}"
         )
-    if len(ledger.attempts) > 1:
-        lines += [
-            f"attempt on {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"
-            for one in ledger.attempts
-        ]
+    if several_attempts:
+        lines += _attempt_lines(ledger.attempts)
     return Group(f"{completion.path}: {completion.why}", table, *lines)
+
+
+def _attempt_lines(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Describes each attempt with its own phases, also those after the first token."""
+    total = 0.0
+    for number, one in enumerate(attempts, 1):
+        workers = " and ".join(filter(None, (one.prefill_worker, one.decode_worker)))
+        seconds = sum(part for _, part in one.phases)
+        total += seconds
+        # Routers of an older release send no phases of attempts.
+        took = f", {milliseconds(seconds)}" if one.phases else ""
+        yield f"attempt {number} on {workers}{took}: {one.outcome}"
+        if one.phases:
+            yield "  " + ", ".join(f"{name} {milliseconds(part)}" for name, part in one.phases)
+    if total:
+        yield f"all attempts, from the arrival to the last token: {milliseconds(total)}"
 
 
 def _handoff_line(handoff: Handoff) -> str:

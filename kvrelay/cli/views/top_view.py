@@ -1,4 +1,6 @@
-"""The view of `kvrelay top`. It fits 80 columns, and shows more in wider terminals."""
+"""The view of `kvrelay top`. It fits 80 columns, and shows more in wider terminals, less in
+narrower ones.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,31 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kvrelay.cli.views.pending_workers import pending_lines
 from kvrelay.cli.views.render import size, waiting
 
 if TYPE_CHECKING:
     from kvrelay.types.control_plane import ScalingDecision
+    from kvrelay.types.workers import WorkerLoad
     from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 
 # Characters.
 BAR = 12
 DECISIONS = 5
+# Columns of a terminal that has room for bars, rates and memory.
+_FULL = 72
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta", "stuck": "red"}
 
 
-def top_view(status: ClusterStatus, trouble: str = "") -> RenderableType:
-    """Renders a status. `trouble` is the reason why the status is not current; empty if it is."""
-    parts: list[RenderableType] = [_header(status, trouble), *(_pool(one) for one in status.pools)]
+def top_view(status: ClusterStatus, trouble: str = "", width: int = 80) -> RenderableType:
+    """Renders a status in `width` columns. `trouble` is the reason why the status is not current;
+    empty if it is.
+    """
+    pool_of = _pool if width >= _FULL else _narrow_pool
+    parts: list[RenderableType] = [
+        _header(status, trouble),
+        *(pool_of(one) for one in status.pools),
+    ]
     if status.decisions:
         parts.append(_decisions(status.decisions[:DECISIONS]))
     return Group(*parts)
@@ -61,7 +73,7 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
             f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby
         )
         lines.append(Text(f"standby: {standbys}"))
-    lines += [Text(f"{one.worker_id} is pending: {one.reason}", "yellow") for one in status.pending]
+    lines += [Text(line, "yellow") for line in pending_lines(status.pending)]
     if trouble:
         lines.append(Text(f"last known state, retrying: {trouble}", "bold red"))
     return Panel(
@@ -73,6 +85,32 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
 
 
 def _pool(pool: PoolStatus) -> Table:
+    table = _pool_table(pool, min_width=10)
+    table.add_column("state", no_wrap=True)
+    for name in ("run", "wait"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("KV held", no_wrap=True, min_width=BAR + 5)
+    for name in ("tok/s", "RSS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in pool.workers:
+        table.add_row(*_worker(worker))
+    return table
+
+
+def _narrow_pool(pool: PoolStatus) -> Table:
+    """The same without bars, rates and memory."""
+    table = _pool_table(pool, min_width=6)
+    table.add_column("state", no_wrap=True)
+    for name in ("run", "wait", "KV"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in pool.workers:
+        worker_id, state, running, queued, *_ = _worker(worker)
+        table.add_row(worker_id, state, running, queued, f"{_held(worker.load):.0%}")
+    return table
+
+
+def _pool_table(pool: PoolStatus, min_width: int) -> Table:
+    """Returns a table with the title of the pool and the column of the workers' names."""
     ready = sum(worker.state == "ready" for worker in pool.workers)
     table = Table(
         title=Text.assemble(
@@ -84,18 +122,15 @@ def _pool(pool: PoolStatus) -> Table:
         title_style="",
         box=box.SIMPLE_HEAD,
         expand=True,
-        padding=(0, 1),
+        padding=(0, 1 if min_width >= 10 else 0),
     )
-    table.add_column("worker", no_wrap=True, ratio=1, min_width=10)
-    table.add_column("state", no_wrap=True)
-    for name in ("run", "wait"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("KV held", no_wrap=True, min_width=BAR + 5)
-    for name in ("tok/s", "RSS"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for worker in pool.workers:
-        table.add_row(*_worker(worker))
+    table.add_column("worker", no_wrap=True, ratio=1, min_width=min_width)
     return table
+
+
+def _held(load: WorkerLoad) -> float:
+    """Returns the share of a worker's KV blocks that requests hold."""
+    return load.blocks_held / load.blocks_total if load.blocks_total else 0.0
 
 
 def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
@@ -110,7 +145,7 @@ def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
         state,
         str(load.running),
         str(load.waiting),
-        bar(load.blocks_held / load.blocks_total) if load.blocks_total else Text("-"),
+        bar(_held(load)) if load.blocks_total else Text("-"),
         f"{load.tokens_per_second:.1f}",
         size(load.rss_bytes),
     )

@@ -81,6 +81,8 @@ def report_to_json(report: Report) -> Json:
         "options": report.options,
         "slos": [asdict(slo) for slo in report.slos],
         "interrupted": report.interrupted,
+        "in_flight": report.in_flight,
+        "unsent": report.unsent,
         "row_every": report.row_every,
         "warnings": report.warnings,
         "duration_seconds": report.duration_s,
@@ -111,6 +113,8 @@ def report_from_json(document: Json) -> Report:
         if reuse is None
         else read(Reuse, {k: value for k, value in reuse.items() if k != "shares"}),
         interrupted=read(bool, document.get("interrupted", False)),
+        in_flight=max(0, read(int, document.get("in_flight", 0))),
+        unsent=read(int | None, document.get("unsent")),  # type: ignore[arg-type]
         row_every=max(1, read(int, document.get("row_every", 1))),
     )
 

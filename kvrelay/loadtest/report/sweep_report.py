@@ -36,6 +36,10 @@ class Report:
     # Set if the prompts are token ids.
     reuse: Reuse | None = None
     interrupted: bool = False
+    # Requests that were sent and had no answer yet when the test ended, without a row.
+    in_flight: int = 0
+    # Planned requests that were not sent. None: the plan has no end.
+    unsent: int | None = None
     # One of this many requests has a row. Above 1 for large simulations.
     row_every: int = 1
 
@@ -124,8 +128,13 @@ class Report:
                 "are of the rows"
             )
         if self.interrupted:
+            answered = len(self.answered)
             found.append(
-                f"interrupted: the report contains only {len(self.rows)} finished requests"
+                f"interrupted: {len(self.rows) + self.in_flight} requests were sent, of which "
+                f"{answered} were answered, {len(self.rows) - answered} failed and "
+                f"{self.in_flight} were in flight"
+                + ("" if self.unsent is None else f"; {self.unsent} were not sent")
+                + ". The report has those that were answered or failed"
             )
         cut = self.options.get("cut")
         if cut and cut["requests"]:

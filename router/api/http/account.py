@@ -27,4 +27,7 @@ def account(answers: Sequence[GenerateResponse]) -> Json | list[Json]:
 
 
 def _ledger(ledger: Ledger | None) -> Json | None:
-    return None if ledger is None else asdict(ledger) | {"phases": dict(ledger.phases)}
+    if ledger is None:
+        return None
+    attempts = [asdict(one) | {"phases": dict(one.phases)} for one in ledger.attempts]
+    return asdict(ledger) | {"phases": dict(ledger.phases), "attempts": attempts}

@@ -87,8 +87,16 @@ function handoff(one) {
 }
 
 function attempts(all) {
-  const items = all.map((one) =>
-    el("li", { text: `${[one.prefill_worker, one.decode_worker].filter(Boolean).join(" → ")}: ${one.outcome}` }),
-  );
+  const items = all.map((one) => {
+    const phases = Object.entries(one.phases ?? {}).filter(([, seconds]) => seconds > 0);
+    const sum = phases.reduce((total, [, seconds]) => total + seconds, 0);
+    const workers = [one.prefill_worker, one.decode_worker].filter(Boolean).join(" → ");
+    const parts = phases.map(([phase, seconds]) => `${nameOf(phase)} ${time(seconds * 1000)}`);
+    return el(
+      "li", {},
+      `${workers}${sum ? `, ${time(sum * 1000)}` : ""}: ${one.outcome}`,
+      parts.length ? el("div", { class: "quiet", text: parts.join(", ") }) : null,
+    );
+  });
   return el("ol", { class: "attempts", "aria-label": "attempts" }, ...items);
 }

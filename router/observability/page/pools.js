@@ -75,7 +75,7 @@ function updateWorker(node, worker) {
   say(name.firstChild, worker.id);
   const word = worker.state === "ready" && worker.unfit ? "unfit" : worker.state;
   say(name.lastChild, word === "ready" ? `e${worker.epoch}` : word);
-  name.lastChild.className = word === "ready" ? "quiet" : `badge ${word}`;
+  name.lastChild.className = word === "ready" ? "quiet epoch" : `badge ${word}`;
   name.title = worker.integrity || worker.unfit || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
   node.classList.toggle("broken", Boolean(worker.integrity));
   const [held, cached] = kv.firstChild.children;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from kvrelay.config.redis_url import without_password
 from kvrelay.process.machine import Machine
 
 Output = pytest.CaptureFixture[str]
+FREE_PORTS = "listen: {grpc: 127.0.0.1:0, http: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
 WORD = st.text("abcXYZ019-_.", min_size=1, max_size=8)
 
 
 def test_the_effective_configuration_is_one_that_loads(tmp_path: Path, capsys: Output) -> None:
     file = tmp_path / "cluster.yaml"
-    file.write_text("kv: {memory: 64MiB}\ndecode: {weights: int8, replicas: 3}\n")
+    file.write_text(f"{FREE_PORTS}kv: {{memory: 64MiB}}\ndecode: {{weights: int8, replicas: 3}}\n")
     assert run(["check", "-c", str(file)]) == 0
     shown, _, rest = capsys.readouterr().out.partition("\n\n")
     again = tmp_path / "again.yaml"
@@ -36,20 +38,22 @@ def test_the_effective_configuration_is_one_that_loads(tmp_path: Path, capsys: O
 
 
 def test_json_has_the_same(tmp_path: Path, capsys: Output) -> None:
-    assert run(["check", "--json"]) == 0
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FREE_PORTS)
+    assert run(["check", "-c", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["problem"] is None
     assert found["machine"]["cores"] == Machine.here().cores
     assert [one["pool"] for one in found["memory"]] == ["prefill", "decode"]
     assert found["memory"][1]["kv_tokens"] == 419_424
-    assert found["configuration"] == load_config(None).model_dump(mode="json")
+    assert found["configuration"] == load_config(file).model_dump(mode="json")
 
 
 def test_a_cluster_that_would_not_start(
     tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "gpu.yaml"
-    file.write_text("decode: {resources: {num_gpus: 1}}\n")
+    file.write_text(f"{FREE_PORTS}decode: {{resources: {{num_gpus: 1}}}}\n")
     without = replace(Machine.here(), gpus=())
     monkeypatch.setattr(Machine, "here", lambda: without)
     assert run(["check", "-c", str(file)]) == 1
@@ -58,14 +62,71 @@ def test_a_cluster_that_would_not_start(
 
 
 def test_a_gpu_that_nobody_uses_is_mentioned(
-    capsys: Output, monkeypatch: pytest.MonkeyPatch
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FREE_PORTS)
     with_gpu = replace(Machine.here(), gpus=("NVIDIA H100",))
     monkeypatch.setattr(Machine, "here", lambda: with_gpu)
-    assert run(["check"]) == 0
+    assert run(["check", "-c", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "GiB, NVIDIA H100\n" in shown
     assert "The workers use no GPU; set prefill.resources.num_gpus" in shown
+
+
+def test_a_port_in_use_or_given_twice_is_found(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "cluster.yaml"
+
+    def problem(listen: str) -> str:
+        file.write_text(listen)
+        assert run(["check", "-c", str(file)]) == 1
+        return " ".join(capsys.readouterr().out.split()).rpartition("Not ready: ")[2]
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        listen = FREE_PORTS.replace("http: 127.0.0.1:0", f"http: {address}")
+        found = problem(listen)
+        assert found.startswith(f"listen.http: cannot listen on {address}: ")
+        assert "end the process that listens there, or set --http-port" in found
+    # On one port, also if the two addresses only mean the same.
+    for admin in (address, address.replace("127.0.0.1", "localhost")):
+        found = problem(listen.replace("admin: 127.0.0.1:0", f"admin: {admin}"))
+        assert found.startswith(f"listen.admin: {admin} is listen.http too")
+        assert "--admin-port" in found
+
+
+def test_the_largest_pools_of_the_policy_are_counted(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = "metrics: [{name: queue_depth, target: 4}]"
+    (tmp_path / "policy.yaml").write_text(
+        f"prefill: {{max_replicas: 3, {metrics}}}\ndecode: {{max_replicas: 8, {metrics}}}\n"
+        "standby: 2\n"
+    )
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{FREE_PORTS}kv: {{memory: 64MiB}}\nautoscaling: policy.yaml\n")
+
+    def checked(memory: int, *options: str) -> str:
+        machine = replace(Machine.here(), memory_bytes=memory)
+        monkeypatch.setattr(Machine, "here", lambda: machine)
+        assert run(["check", "-c", str(file), *options]) == 0
+        return capsys.readouterr().out
+
+    found = json.loads(checked(64 * 2**30, "--json"))
+    assert found["largest"]["sizes"] == {"prefill": 3, "decode": 8}
+    assert found["largest"]["standby"] == 2
+    each = {one["pool"]: one["kv_bytes"] + one["weight_bytes"] for one in found["memory"]}
+    process = 400 * 2**20
+    expected = 3 * (each["prefill"] + process) + 10 * (each["decode"] + process)
+    assert found["largest"]["num_bytes"] == expected
+    assert found["warning"] is None
+    shown = checked(64 * 2**30)
+    assert "Largest pools that policy.yaml allows: prefill 3, decode 8, standby 2; at" in shown
+    assert "Warning" not in shown
+    for memory, warns in ((expected, False), (expected - 1, True)):
+        shown = " ".join(checked(memory).split())
+        assert ("Warning: the largest pools (prefill 3, decode 8, standby 2)" in shown) == warns
+        assert ("lower max_replicas or standby in policy.yaml, or kv.memory" in shown) == warns
 
 
 @pytest.mark.parametrize("arguments", [["-c", "{file}"], ["--model", "/no/such/folder"]])

@@ -5,19 +5,25 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from support.scripted_router import serving
 
+from kvrelay.cli import pools
 from kvrelay.cli.main import run
+from kvrelay.cli.views.pending_workers import pending_lines, span
 from kvrelay.cli.views.render import status_view
 from kvrelay.errors import NotFound
 from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
@@ -232,13 +238,92 @@ def test_status_as_json(capsys: Output) -> None:
     assert status["decisions"][0]["reason"] == "queue_depth 9 over 4"
 
 
-def test_scale_sets_what_is_named_and_leaves_the_rest(capsys: Output) -> None:
+def test_scale_sets_what_is_named_and_leaves_the_rest(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_S", 0.0)
     cluster = ScriptedCluster()
     with serving(cluster) as admin:
         assert run(["scale", "decode=5", "--admin", admin]) == 0
         assert run(["scale", "prefill=0", "decode=3", "--admin", admin]) == 0
     assert capsys.readouterr().out == "prefill=1 decode=5\nprefill=0 decode=3\n"
     assert cluster.sizes == {"prefill": 0, "decode": 3}
+
+
+class GrowingCluster(ScriptedCluster):
+    """Its workers are pending from the third status on."""
+
+    def __init__(self, pending: int) -> None:
+        super().__init__()
+        self._pending, self.statuses = pending, 0
+
+    async def GetStatus(
+        self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.ClusterStatus:
+        self.statuses += 1
+        count = self._pending if self.statuses > 2 else 0
+        # Not in the order of their numbers, as Redis returns them.
+        pending = [
+            PendingWorker(f"decode-{number}", "decode", "no Ray node has room for CPU 1")
+            for number in sorted(range(1, count + 1), key=str)
+        ]
+        return wire.cluster_status_to_proto(replace(STATUS, pending=tuple(pending)))
+
+
+def test_scale_says_how_many_workers_have_no_room(capsys: Output) -> None:
+    cluster = GrowingCluster(98)
+    with serving(cluster) as admin:
+        assert run(["scale", "decode=99", "--admin", admin]) == 0
+        assert run(["status", "--admin", admin]) == 0
+    assert cluster.statuses == 4, "it waits until the workers are known"
+    out, err = capsys.readouterr()
+    assert out.startswith("prefill=1 decode=99\n")
+    assert err == (
+        "kvrelay: decode: there is room for 1 of 99 workers, and 98 wait for it: no Ray node has "
+        "room for CPU 1; set decode=1, or add a node to the Ray cluster\n"
+    )
+    assert "decode-1 … decode-98 are pending, 98 workers: no Ray node" in out
+    assert out.count("pending") == 1
+
+
+def test_scale_down_ignores_workers_that_were_pending_before(capsys: Output) -> None:
+    cluster = GrowingCluster(98)
+    cluster.statuses = 2
+    with serving(cluster) as admin:
+        assert run(["scale", "decode=1", "--admin", admin]) == 0
+    assert capsys.readouterr() == ("prefill=1 decode=1\n", "")
+
+
+def test_scale_within_the_room_says_nothing_more(capsys: Output) -> None:
+    with serving(GrowingCluster(0)) as admin:
+        assert run(["scale", "prefill=1", "--admin", admin]) == 0
+    assert capsys.readouterr() == ("prefill=1 decode=2\n", "")
+
+
+NAMES = st.lists(st.integers(0, 10**20), min_size=1, max_size=9, unique=True)
+
+
+@given(numbers=NAMES, data=st.data())
+def test_a_span_names_the_lowest_and_the_highest_number(numbers: list[int], data: Any) -> None:
+    shown = span(data.draw(st.permutations([f"decode-{number % 10**18}" for number in numbers])))
+    ordered = sorted(number % 10**18 for number in numbers)
+    assert re.findall(r"\d+", shown)[0] == str(ordered[0])
+    assert re.findall(r"\d+", shown)[-1] == str(ordered[-1])
+
+
+@given(
+    st.lists(
+        st.builds(
+            PendingWorker,
+            st.text(max_size=12),
+            st.sampled_from(["prefill", "decode", "standby"]),
+            st.text(max_size=3),
+        ),
+        max_size=40,
+    )
+)
+def test_any_number_of_pending_workers_is_a_line_per_pool(pending: list[PendingWorker]) -> None:
+    assert len(list(pending_lines(pending))) == len({one.pool for one in pending})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,23 @@ def test_the_section_that_it_prints_serves(
             "expires in 2 days" in credentials.trouble()
             or "expires in 3 days" in credentials.trouble()
         )
+
+
+def test_it_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
+    """With the client and cryptography alone."""
+    program = (
+        "import sys; from kvrelay.cli.main import run\n"
+        "absent = ['torch', 'transformers', 'ray', 'redis', 'yaml', 'xxhash']\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
+        "sys.exit(run(['certs', sys.argv[1]]))"
+    )
+    folder = tmp_path / 'a "b" \u00e9: #'
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    tls = yaml.safe_load(done.stdout)["security"]["tls"]
+    assert tls["worker"]["key"] == str(folder / "worker-key.pem")
 
 
 def test_each_role_has_its_own_and_only_its_user_can_read_them(tmp_path: Path) -> None:

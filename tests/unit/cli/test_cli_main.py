@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,14 +98,23 @@ def test_programs_print_their_help_and_do_nothing_else(
     assert words in done.stdout
 
 
+@pytest.mark.parametrize("width", [120, 80, 40])
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
-def test_help_is_for_a_terminal_of_80_columns(
-    capsys: Output, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_help_is_whole_on_a_terminal_of_any_width(
+    capsys: Output, words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     assert run([*words, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown, "nothing is cut"
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    for param in command.params:
+        is_shown = param.param_type_name == "option" and not param.hidden
+        for option in param.opts if is_shown else ():
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", shown), option
     assert "[env var" not in shown
     for kind in ("<str>", "<int>", "<bool>", "<path>", "<list", "<float>"):
         assert kind not in shown

@@ -55,6 +55,8 @@ def test_progress_names_each_worker() -> None:
     assert progress_line({}) == "starting Redis and Ray"
     line = progress_line({"prefill-0": "ready", "decode-0": "starting"})
     assert line == "starting workers: decode-0 starting, prefill-0 ready"
+    many = {f"decode-{number}": "waits for room" for number in range(98)} | {"prefill-0": "ready"}
+    assert progress_line(many) == "starting workers: 1 ready, 98 waits for room"
     assert "compiling kernels" in progress_line({"decode-0": "starting"}, compiles=True)
 
 

@@ -74,8 +74,17 @@ STATUS = wire.ClusterStatus(
 def shown(status: wire.ClusterStatus, trouble: str = "", width: int = 80) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, markup=False, force_terminal=True, color_system=None)
-    console.print(top_view(status, trouble))
+    console.print(top_view(status, trouble, width))
     return out.getvalue()
+
+
+def test_a_narrow_terminal_shows_each_worker_with_its_state() -> None:
+    text = shown(STATUS, width=40)
+    assert all(len(line) <= 40 for line in text.splitlines())
+    rows = [line.split() for line in text.splitlines()]
+    assert ["prefill-0", "ready", "12", "345", "75%"] in rows
+    assert ["decode-0", "starting", "0", "0", "0%"] in rows
+    assert ["decode-1", "BROKEN", "12", "345", "75%"] in rows
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

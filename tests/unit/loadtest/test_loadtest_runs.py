@@ -207,8 +207,12 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
             == 130
         )
     thread.join()
-    assert "interrupted: the report contains only 1 finished requests" in capsys.readouterr().out
+    counts = "2 requests were sent, of which 1 were answered, 0 failed and 1 were in flight; 7 were"
+    assert f"interrupted: {counts} not sent" in " ".join(capsys.readouterr().out.split())
+    assert run(["loadtest", "report", str(file)]) == 0
+    assert f"interrupted: {counts} not sent" in " ".join(capsys.readouterr().out.split())
     document = json.loads(file.read_text())
+    assert (document["in_flight"], document["unsent"]) == (1, 7)
     assert document["interrupted"]
     assert len(document["requests"]) == 1
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvrelay.config.config_file import load_config
 from kvrelay.config.engine import RESERVED
+from kvrelay.config.listen import ListenConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
 from kvrelay.launch.preflight import check_machine
@@ -131,6 +132,8 @@ def test_a_machine_without_vllm_is_found_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(version_check, "find_spec", lambda _: None)
+    listen = ListenConfig(grpc="127.0.0.1:0", http="127.0.0.1:0", admin="127.0.0.1:0")
+    on_free_ports = config().model_copy(update={"listen": listen})
     with pytest.raises(ConfigError, match="which is not installed"):
-        check_machine(config(), is_local=True, starts_now=False)
-    check_machine(config(), is_local=False, starts_now=False)
+        check_machine(on_free_ports, is_local=True)
+    check_machine(on_free_ports, is_local=False)

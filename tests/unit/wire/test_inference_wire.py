@@ -91,7 +91,15 @@ LEDGERS = st.builds(
     e2e_seconds=NUMBER,
     handoff=st.none() | HANDOFFS,
     attempts=st.lists(
-        st.builds(Attempt, st.sampled_from(["local", "disaggregated"]), TEXT, TEXT, TEXT, TEXT),
+        st.builds(
+            Attempt,
+            st.sampled_from(["local", "disaggregated"]),
+            TEXT,
+            TEXT,
+            TEXT,
+            TEXT,
+            st.lists(st.tuples(TEXT, NUMBER), max_size=3).map(tuple),
+        ),
         max_size=3,
     ).map(tuple),
 )

@@ -30,6 +30,7 @@ from support.guided_model import (
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import guidance as grammars_module
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
+from kvrelay.engine.sampling.grammar import GrammarCompiler
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.engine.sampling.token_masks import token_masks, unpacked
@@ -404,3 +405,23 @@ def test_after_the_warm_up_the_vocabulary_is_known(tmp_path: Path) -> None:
     finally:
         grammars.close()
         unable.close()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        ({"type": "integer"}, "7" * 300, True),
+        ({"type": "integer", "minimum": 0, "maximum": 999}, "777", True),
+        ({"type": "integer", "minimum": 0, "maximum": 999}, "7777", False),
+        ({"type": "string"}, '"' + "a" * 300, True),
+        ({"type": "string", "maxLength": 3}, '"aaaa', False),
+    ],
+)
+def test_only_the_bounds_of_a_schema_bound_its_answers(
+    schema: dict[str, Any], text: str, fits: bool
+) -> None:
+    """As the HTTP reference says: unbounded values have no end."""
+    compiler = GrammarCompiler(DEMO, VOCAB, frozenset({EOS}))
+    matcher = compiler.compile(Guidance("json_schema", json.dumps(schema)))
+    token_ids = compiler.tokenizer.tokenize_str(text)
+    assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == fits

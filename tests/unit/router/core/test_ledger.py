@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.types.requests import PrefillTimings
+from kvrelay.types.requests import Attempt, PrefillTimings
 from router.core.ledger import Timeline
 
 gap = st.floats(0, 10)
@@ -33,3 +35,33 @@ def test_no_part_is_longer_than_the_whole(
     assert ledger.second_token_gap_seconds <= ledger.decode_seconds + slack
     assert ledger.decode_seconds <= ledger.e2e_seconds + slack
     assert abs(sum(seconds for _, seconds in ledger.phases) - ledger.ttft_seconds) <= slack
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["mark", "tokens", "prefilled"]), st.integers(0, 64)), max_size=8
+)
+
+
+@given(attempts=st.lists(STEPS, min_size=2, max_size=4))
+def test_the_attempts_divide_the_time_without_gaps(
+    attempts: list[list[tuple[str, int]]],
+) -> None:
+    """Whatever happens in each of them, in sixteenths of a second, which floats add exactly."""
+    timeline, now, ends = Timeline(0.0), 0.0, [0.0]
+    for steps in attempts:
+        now += 1.0
+        timeline.mark("queue", now)
+        for step, wait in steps:
+            now += wait / 16
+            if step == "mark":
+                timeline.mark("reserve", now)
+            else:
+                timings = PrefillTimings(wait / 32, wait / 32, 0, 1)
+                timeline.tokens(now, 1, timings if step == "prefilled" else None)
+        timeline.end_attempt()
+        ends.append(now)
+    recorded = tuple(Attempt("local", "", "", "d", str(number)) for number in range(len(attempts)))
+    ledger = timeline.ledger(None, now, None, recorded)
+    spent = [sum(seconds for _, seconds in one.phases) for one in ledger.attempts]
+    assert spent == [end - start for start, end in pairwise(ends)]
+    assert all(seconds >= 0 for one in ledger.attempts for _, seconds in one.phases)

@@ -475,6 +475,26 @@ def test_lost_attempt_before_the_first_token_has_its_place_in_the_ledger() -> No
     assert sum(seconds for _, seconds in ledger.phases) == ledger.ttft_seconds == 7.0
 
 
+def test_each_attempt_has_its_own_phases_which_add_up_to_the_last_token() -> None:
+    life = prefilling()
+    life.worker_lost("p", expected=True, now=5.0)
+    # Waits in the queue again, and a worker that had no room is no attempt.
+    life.assign(LOCAL, life.attempt + 1, 5.5)
+    life.on_event("d", tokens(life, 0, 100), 7.0)
+    life.on_event("d", tokens(life, 1, 101), 7.5)
+    life.worker_lost("d", expected=True, now=8.0)
+    life.assign(LOCAL, life.attempt + 1, 8.25)
+    life.on_event("d", tokens(life, 2, 102, finish="length"), 9.0)
+    first, second, third = life.timeline.ledger(7.125, 9.0, None, tuple(life.attempts)).attempts
+    assert dict(second.phases) == {
+        "queue": 0.5, "return": 1.5, "decode": 0.5, "failed_attempt": 0.5
+    }  # fmt: skip
+    assert dict(third.phases) == {"queue": 0.25, "decode": 0.75}
+    assert dict(first.phases)["failed_attempt"] == 3.0
+    assert sum(sum(dict(one.phases).values()) for one in (first, second, third)) == 9.0
+    assert third.outcome == "finished"
+
+
 def test_worker_timings_beyond_what_the_router_saw_are_cut() -> None:
     life = placed(LOCAL)
     timings = PrefillTimings(queue_seconds=9.0, compute_seconds=9.0, cached_tokens=99, chunks=1)

@@ -1,0 +1,57 @@
+"""The result of `kvrelay verify` for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from kvrelay.verify.report import PathReport, Report
+
+# Columns of the table; narrower terminals get lines.
+_WIDE = 110
+_COLUMNS = ("path", "compared with", "identical", "first difference", "median logit margin", "")
+
+
+def verify_view(report: Report, width: int) -> RenderableType:
+    """Renders a report in `width` columns: a table, or a paragraph per path in few columns."""
+    title = f"{report.requests} requests, {report.dtype}"
+    if width < _WIDE:
+        return Group(title, *(Text(_paragraph(path)) for path in report.paths))
+    table = Table(title=title, title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column)
+    for path in report.paths:
+        table.add_row(
+            path.path,
+            path.expected,
+            f"{path.identical} of {path.compared}",
+            _first_difference(path),
+            _margin(path),
+            path.note,
+        )
+    return table
+
+
+def _paragraph(path: PathReport) -> str:
+    parts = [f"{path.path}: {path.identical} of {path.compared} identical with {path.expected}"]
+    if path.differences:
+        parts.append(f"first difference: {_first_difference(path)}")
+        parts.append(f"median logit margin: {_margin(path)}")
+    if path.note:
+        parts.append(path.note)
+    return "; ".join(parts)
+
+
+def _first_difference(path: PathReport) -> str:
+    if not path.differences:
+        return "none"
+    first = path.differences[0]
+    return f"{first.case}: token {first.position} is {first.got}, not {first.expected}"
+
+
+def _margin(path: PathReport) -> str:
+    return "-" if path.median_margin is None else f"{path.median_margin:.4f}"

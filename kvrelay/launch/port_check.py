@@ -1,0 +1,59 @@
+"""Checks that the router can listen on its addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+from kvrelay.config.listen import ENDPOINTS, ListenConfig
+from kvrelay.errors import ConfigError
+
+
+def check_ports(listen: ListenConfig) -> None:
+    """Raises ConfigError if an address is not free, or if two listeners have one port."""
+    held: dict[str, str] = {}
+    with contextlib.ExitStack() as sockets:
+        for endpoint in ENDPOINTS:
+            address: str = getattr(listen, endpoint)
+            host, _, port = address.rpartition(":")
+            try:
+                sockets.enter_context(_bound(host.strip("[]"), int(port)))
+            except OSError as error:
+                raise ConfigError(_message(endpoint, address, held, error)) from None
+            held[endpoint] = address
+
+
+def _message(endpoint: str, address: str, held: dict[str, str], error: OSError) -> str:
+    """Says why `endpoint` cannot have `address`, and what to do. `held`: the addresses that this
+    check holds, by listener.
+    """
+    port = address.rpartition(":")[2]
+    other = f"set --{endpoint}-port to another port or to 0"
+    if error.errno == errno.EADDRINUSE:
+        for holder, taken in held.items():
+            if taken.rpartition(":")[2] == port:
+                also = "" if taken == address else f", {taken}"
+                return f"listen.{endpoint}: {address} is listen.{holder} too{also}; {other}"
+    reason = error.strerror or str(error)
+    hint = {
+        errno.EADDRINUSE: "end the process that listens there, or set "
+        f"--{endpoint}-port to a free port or to 0",
+        errno.EACCES: f"{other}; ports below 1024 need the capability CAP_NET_BIND_SERVICE",
+    }.get(
+        error.errno or 0,
+        f"set the host of listen.{endpoint} to an address of this machine, 127.0.0.1 for instance",
+    )
+    return f"listen.{endpoint}: cannot listen on {address}: {reason}; {hint}"
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[None]:
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+        # With SO_REUSEADDR, two sockets can bind an address, but only one can listen.
+        listener.listen(1)
+        yield

@@ -1,0 +1,48 @@
+"""The printed result of `kvrelay verify`."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kvrelay.cli.views.verify_view import verify_view
+from kvrelay.verify.report import Difference, PathReport, Report
+
+REPORT = Report(
+    "demo",
+    "float32",
+    64,
+    (
+        PathReport("local", "transformers' generate", 64, 64, ()),
+        PathReport(
+            "disaggregated over shm",
+            "the local path",
+            64,
+            63,
+            (Difference("a long prompt, sampled [b]", 17, 4, None, 0.25),),
+            "12 requests were on the killed worker",
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_all_of_it_is_shown_whole(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, markup=False, highlight=False)
+    console.print(verify_view(REPORT, width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
+    if width < 140:
+        text = " ".join(out.getvalue().split())
+        assert "local: 64 of 64 identical with transformers' generate disagg" in text
+        assert (
+            "disaggregated over shm: 63 of 64 identical with the local path; first difference: a "
+            "long prompt, sampled [b]: token 17 is None, not 4; median logit margin: 0.2500; 12 "
+            "requests were on the killed worker"
+        ) in text
+        # Words are whole, so no line is a narrow column.
+        assert min(len(line) for line in lines[1:-1]) > 12
