@@ -81,8 +81,8 @@ class DiskTier:
         self._foreign_bytes = 0
         # Blocks that are not written yet, by identity.
         self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
-        # Removals that are due.
-        self._doomed: list[BlockKey] = []
+        # Removals that are due: blocks, and files of other layouts.
+        self._doomed: list[BlockKey | Path] = []
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._wake = asyncio.Event()
         self._open = False
@@ -194,6 +194,8 @@ class DiskTier:
             self._give_up(found.failed)
         else:
             note_error(self.counts, self.kind, "read", reason_of(found.error))
+            # Otherwise each prompt would end its prefix here.
+            self._give_up(found.failed)
 
     def reject(self, key: BlockKey, reason: str) -> None:
         """See `Tier.reject`."""
@@ -301,18 +303,20 @@ class DiskTier:
         self._wake.clear()
         most = max(1, min(_BATCH_BYTES // self._block_bytes, self._index.capacity))
         batch = list(self._waiting.values())[:most]
-        gone, paths = self._make_room(len(batch))
-        if not (batch or gone or paths):
+        gone = self._make_room(len(batch))
+        if not (batch or gone):
             return True
         began = self._clock.now()
-        done = await self._writes.run(partial(write_blocks, self._folder, gone, paths, batch))
+        refused = {one.key.identity for one in batch} & self._refused.keys()
+        done = await self._writes.run(partial(write_blocks, self._folder, gone, batch, refused))
+        self._doomed = done.not_removed + self._doomed
         if done.blocks:
             num_bytes = len(done.blocks) * self._block_bytes
             self.counts.written(num_bytes, self._clock.now() - began)
         for block in done.blocks:
             self._stored(block.key)
         if done.error is not None:
-            self.counts.dropped += len(batch) - len(done.blocks) - done.elsewhere
+            self.counts.dropped += len(batch) - len(done.blocks) - done.skipped
             note_error(self.counts, self.kind, "write", reason_of(done.error))
             for block in batch:
                 self._waiting.pop(block.key.identity, None)
@@ -323,20 +327,19 @@ class DiskTier:
             self._wake.set()
         return True
 
-    def _make_room(self, blocks: int) -> tuple[list[BlockKey], list[Path]]:
-        """What has to be removed so that `blocks` more fit: keys, and files of other layouts."""
-        gone, paths = self._doomed, []
-        self._doomed = []
+    def _make_room(self, blocks: int) -> list[BlockKey | Path]:
+        """What has to be removed so that `blocks` more fit: blocks, and files of other layouts."""
+        gone, self._doomed = self._doomed, []
         wanted = blocks * self._file_bytes
         while self._foreign and self.used_bytes + wanted > self.size_bytes:
             path, size = self._foreign.popleft()
             self._foreign_bytes -= size
-            paths.append(path)
+            gone.append(path)
         evicted = self._index.make_room(blocks)
         for key in evicted:
             self._listener.tier_removed(self.kind, key.hash)
         self.counts.evicted += len(evicted)
-        return gone + evicted, paths
+        return gone + evicted
 
     def _stored(self, key: BlockKey) -> None:
         if key.identity not in self._waiting:
