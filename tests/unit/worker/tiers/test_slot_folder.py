@@ -348,7 +348,7 @@ def take(name: Path, what: str, elsewhere: Path) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ("file", "link", "dangling", "loop", "pipe", "shared", "lock is a folder", "lock is a link"),
+    ["file", "link", "dangling", "loop", "pipe", "shared", "lock is a folder", "lock is a link"],
 )
 def test_a_name_that_something_else_has_taken_is_passed_over(tmp_path: Path, what: str) -> None:
     path = tmp_path / "kv"
