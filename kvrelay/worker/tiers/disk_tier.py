@@ -23,7 +23,7 @@ from kvrelay.worker.tiers.disk_files import (
 )
 from kvrelay.worker.tiers.disk_thread import DiskThread
 from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes, stored_key
-from kvrelay.worker.tiers.tier import StoredBlock, TierCounts, TierListener
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error, reason_of
 from kvrelay.worker.tiers.tier_index import TierIndex
 
@@ -63,7 +63,6 @@ class DiskTier:
         folder: SlotFolder,
         size_bytes: int,
         block_bytes: int,
-        listener: TierListener,
         clock: Clock,
     ) -> None:
         self.size_bytes = size_bytes
@@ -73,7 +72,6 @@ class DiskTier:
         self._folder = folder
         self._block_bytes = block_bytes
         self._file_bytes = file_bytes(block_bytes)
-        self._listener = listener
         self._clock = clock
         self._index = TierIndex(min(size_bytes // self._file_bytes, MAX_FILES))
         # Files of other models or layouts, next to be removed first, with their bytes.
@@ -220,10 +218,7 @@ class DiskTier:
                 self._refused.popitem(last=False)
 
     def _remove(self, key: BlockKey) -> bool:
-        if self._index.remove(key) is None:
-            return False
-        self._listener.tier_removed(self.kind, key.hash)
-        return True
+        return self._index.remove(key) is not None
 
     async def run(self) -> None:
         """Opens the folder, then writes what is offered, until cancelled."""
@@ -289,13 +284,9 @@ class DiskTier:
 
     def _found(self, key: BlockKey) -> None:
         """Adds a file that was there at the start. The files come least recently used first."""
-        evicted = self._index.make_room()
-        for old in evicted:
-            self._listener.tier_removed(self.kind, old.hash)
-        self._doomed += evicted
+        self._doomed += self._index.make_room()
         if self._index.capacity:
             self._index.add(key)
-            self._listener.tier_stored(self.kind, key.hash)
 
     async def _write(self) -> bool:
         """Waits for work and does a batch of it. Returns False if the disk failed."""
@@ -336,8 +327,6 @@ class DiskTier:
             self._foreign_bytes -= size
             gone.append(path)
         evicted = self._index.make_room(blocks)
-        for key in evicted:
-            self._listener.tier_removed(self.kind, key.hash)
         self.counts.evicted += len(evicted)
         return gone + evicted
 
@@ -349,7 +338,6 @@ class DiskTier:
         self._index.add(key)
         self._refused.pop(key.identity, None)
         self.counts.stored += 1
-        self._listener.tier_stored(self.kind, key.hash)
 
     async def close(self) -> None:
         """Ends the threads. Call it when `run` has ended. A thread that a disk holds up is left
