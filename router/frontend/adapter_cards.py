@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kvrelay.config.adapters import AdapterConfig, AdaptersConfig
@@ -78,7 +79,7 @@ class AdapterCards:
 def _pairs(name: str) -> frozenset[str]:
     """The pairs of neighbouring characters, in lower case. The ends count as characters."""
     text = f"\0{name.lower()}\0"
-    return frozenset(map("".join, zip(text, text[1:], strict=False)))
+    return frozenset(map("".join, pairwise(text)))
 
 
 def _likeness(one: frozenset[str], other: frozenset[str]) -> float:

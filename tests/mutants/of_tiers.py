@@ -99,8 +99,9 @@ MUTANTS = (
     Mutant(
         "a file that cannot be read is given up",
         DISK,
-        "# Otherwise each prompt would end its prefix here.\n            self._give_up(found.failed)",
-        "pass",
+        'note_error(self.counts, self.kind, "read", reason_of(found.error)) '
+        "self._give_up(found.failed)",
+        'note_error(self.counts, self.kind, "read", reason_of(found.error))',
         (f"{UNIT}test_tier_faults.py::test_a_file_that_cannot_be_read_is_stored_anew",),
     ),
     Mutant(
