@@ -11,7 +11,6 @@ from kvrelay.config.adapters import AdapterConfig, AdaptersConfig
 from kvrelay.errors import ConfigError
 from kvrelay.models.adapters.adapter_files import read_adapter
 
-
 # Least similarity of a name that is suggested for an unknown one.
 _NEAR = 0.5
 
