@@ -144,7 +144,7 @@ async def host_worker(
                     worker.context.engine.hang(),
                     _registered(
                         AdapterLoading(worker, registry, settings.config.adapters),
-                        publish_heartbeats(worker, registry, credentials, guard),
+                        lambda: publish_heartbeats(worker, registry, credentials, guard),
                     ),
                     _stopped(worker, stop),
                 )
@@ -186,10 +186,12 @@ async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
         task.result()
 
 
-async def _registered(adapters: AdapterLoading, heartbeats: Coroutine[None, None, None]) -> None:
+async def _registered(
+    adapters: AdapterLoading, heartbeats: Callable[[], Coroutine[None, None, None]]
+) -> None:
     """Registers the worker when it has the listed adapters, and keeps both up to date."""
     await adapters.catch_up()
-    await _until_one_ends(heartbeats, adapters.run())
+    await _until_one_ends(heartbeats(), adapters.run())
 
 
 async def _stopped(worker: Worker, stop: StopRequest) -> None:
