@@ -93,7 +93,9 @@ class PrefillStage(Stage):
         )
         self._context.sessions[key] = session
         self._relays[key] = relay
-        if (command.source is None and self._tiers is None) or not self.fetches:
+        # The scores of a prompt come from computing all of it.
+        scored = relay.sequence.scores is not None
+        if scored or not self.fetches or (command.source is None and self._tiers is None):
             self._schedule(relay)
         else:
             relay.fetching = self._spawn(self._fetch(relay, command.source))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kvrelay.config.adapters import AdapterConfig, AdaptersConfig
 from kvrelay.errors import ConfigError
 from kvrelay.models.adapters.adapter_files import read_adapter
+
+# Least similarity of a name that is suggested for an unknown one.
+_NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class AdapterCards:
     """The served adapters, by name. Requests of other names are rejected."""
 
     def __init__(self, cards: tuple[AdapterCard, ...] = ()) -> None:
-        self._cards = {card.name: card for card in cards}
+        self._cards: dict[str, AdapterCard] = {}
+        self._pairs: dict[str, frozenset[str]] = {}
+        self.replace({card.name: card for card in cards})
 
     def __iter__(self) -> Iterator[AdapterCard]:
         return iter(tuple(self._cards.values()))
@@ -45,6 +50,8 @@ class AdapterCards:
 
     def replace(self, cards: dict[str, AdapterCard]) -> None:
         """Serves these adapters from now on."""
+        if cards.keys() != self._cards.keys():
+            self._pairs = {name: _pairs(name) for name in cards}
         self._cards = cards
 
     def get(self, name: str) -> AdapterCard | None:
@@ -58,9 +65,25 @@ class AdapterCards:
         return f" and {count} adapter{'s' * (count > 1)}, see /v1/models" if count else ""
 
     def near(self, name: str, base: str) -> str:
-        """The served name that is most like `name`; empty if none is."""
-        found = difflib.get_close_matches(name[:128], [base, *self._cards], n=1)
-        return found[0] if found else ""
+        """The served name that is most like `name`; empty if none is.
+
+        The time grows with the names' lengths and number, since the caller holds up an event loop.
+        """
+        wanted = _pairs(name[:128])
+        served = {base: _pairs(base), **self._pairs}
+        likeness, found = max((_likeness(wanted, pairs), one) for one, pairs in served.items())
+        return found if likeness >= _NEAR else ""
+
+
+def _pairs(name: str) -> frozenset[str]:
+    """The pairs of neighbouring characters, in lower case. The ends count as characters."""
+    text = f"\0{name.lower()}\0"
+    return frozenset(map("".join, pairwise(text)))
+
+
+def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
+    """The Sørensen-Dice coefficient of two sets that are not empty: 0 to 1."""
+    return 2 * len(one & other) / (len(one) + len(other))
 
 
 def _card(adapter: AdapterConfig, max_rank: int) -> AdapterCard:

@@ -26,6 +26,8 @@ from router.runtime.worker_directory import RouterRegistry
 
 # Time for all workers to load an adapter.
 LOAD_S = 60.0
+# Names of all adapters. Several names may have the same files.
+MAX_NAMES = 1024
 POLL_S = 0.1
 # Pause between two reads of the list that other routers may have changed.
 FOLLOW_S = 1.0
@@ -163,6 +165,8 @@ class AdapterOperations:
                 f"{known[entry.name].adapter_id[:8]}; unload it first, or choose another name",
                 field="name",
             )
+        if len(known) + len(self._configured) >= MAX_NAMES:
+            raise FailedPrecondition(f"{MAX_NAMES} names are loaded; unload one first")
         ids = {one.adapter_id for one in self._configured.values()}
         ids.update(one.adapter_id for one in known.values())
         if len({*ids, entry.adapter_id}) > self._config.max_loaded:

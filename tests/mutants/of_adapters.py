@@ -13,6 +13,7 @@ CONFIG = "kvrelay/models/adapters/peft_config.py"
 FILES = "kvrelay/models/adapters/adapter_files.py"
 RELAY = "unit/worker/test_adapted_relay.py"
 NAMES = "unit/router/test_adapter_names.py"
+LOADING = "unit/worker/test_adapter_loading.py"
 FOLDERS = "unit/models/adapters"
 
 MUTANTS = (
@@ -52,9 +53,23 @@ MUTANTS = (
         (f"{NAMES}::test_tokens_of_another_version_are_not_continued",),
     ),
     Mutant(
+        "a worker registers with the listed adapters",
+        "kvrelay/worker/runtime/host.py",
+        "await adapters.catch_up()",
+        "pass",
+        (f"{LOADING}::test_a_worker_has_the_listed_adapters_when_it_registers",),
+    ),
+    Mutant(
+        "names of modules are short",
+        FILES,
+        "if len(module) > MAX_NAME:",
+        "if False:",
+        (f"{FOLDERS}/test_adapter_files.py::test_a_long_name_of_a_module_is_refused",),
+    ),
+    Mutant(
         "patterns cannot take exponential time",
         CONFIG,
-        'if len(pattern) > MAX_PATTERN or repeats > 2 or pattern.count("?") > 4 or nested:',
+        'if len(pattern) > MAX_PATTERN or repeats > 2 or pattern.count("?") > 2 or nested:',
         "if len(pattern) > MAX_PATTERN:",
         (f"{FOLDERS}/test_peft_config.py::test_what_would_change_the_result_is_refused",),
     ),

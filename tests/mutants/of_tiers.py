@@ -9,6 +9,9 @@ FOLDER = "kvrelay/worker/tiers/slot_folder.py"
 STORE = "kvrelay/worker/tiers/tier_store.py"
 COPIES = "kv_transfer/blocks/single_blocks.py"
 KEY = "kvrelay/engine/kvcache/block_hashes.py"
+DISK = "kvrelay/worker/tiers/disk_tier.py"
+JOBS = "kvrelay/worker/tiers/disk_files.py"
+PREFILL = "prefill_worker/stage.py"
 UNIT = "unit/worker/tiers/"
 
 MUTANTS = (
@@ -76,5 +79,39 @@ MUTANTS = (
         "self._identity = hashlib.blake2b(key=key, digest_size=IDENTITY_BYTES, person=_IDENTITY)",
         "self._identity = hashlib.blake2b(digest_size=IDENTITY_BYTES, person=_IDENTITY)",
         (f"{UNIT}test_tier_store.py::test_identities_differ_by_model_salt_and_tokens",),
+    ),
+    Mutant(
+        "removals behind one that failed",
+        JOBS,
+        "done.not_removed += removals",
+        "pass",
+        (f"{UNIT}test_slot_folder.py::test_what_cannot_be_removed_holds_up_nothing_else",),
+    ),
+    Mutant(
+        "a damaged file of another worker does not stand for the block",
+        JOBS,
+        "if block.key.identity not in refused and folder.holds_elsewhere(block.key):",
+        "if folder.holds_elsewhere(block.key):",
+        (
+            f"{UNIT}test_tier_faults.py::test_damaged_files_of_a_worker_that_is_gone_are_stored_anew",
+        ),
+    ),
+    Mutant(
+        "a file that cannot be read is given up",
+        DISK,
+        'note_error(self.counts, self.kind, "read", reason_of(found.error)) '
+        "self._give_up(found.failed)",
+        'note_error(self.counts, self.kind, "read", reason_of(found.error))',
+        (f"{UNIT}test_tier_faults.py::test_a_file_that_cannot_be_read_is_stored_anew",),
+    ),
+    Mutant(
+        "a scored prompt is computed",
+        PREFILL,
+        "if scored or not self.fetches",
+        "if not self.fetches",
+        (
+            "unit/worker/test_prefix_fetch.py::"
+            "test_a_scored_prompt_is_computed_although_the_router_names_a_source",
+        ),
     ),
 )

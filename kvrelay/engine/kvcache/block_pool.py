@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.engine.kvcache.change_journal import ChangeJournal
 from kvrelay.engine.kvcache.eviction import CachedBlocks
 from kvrelay.types.block_keys import block_key
@@ -59,6 +60,7 @@ class BlockPool:
         self.collisions = 0
         # Changes of the findable hashes.
         self.journal = ChangeJournal()
+        self.listeners: list[CacheListener] = [self.journal]
         # The tenant whose tokens a named block holds.
         self._owners = [""] * num_blocks
         self._cached = CachedBlocks()
@@ -147,6 +149,8 @@ class BlockPool:
             if self._references[block] == 0:
                 if block in self._hash_of:
                     self._cached.add(block, self._owners[block])
+                    for listener in self.listeners:
+                        listener.cached(block)
                 else:
                     self._free(block)
 
@@ -175,22 +179,25 @@ class BlockPool:
             self._make_room(other)
         self._hash_of[block] = hash
         self._block_of[hash] = block
-        self.journal.stored(hash)
         self._contents[block] = content
         self._owners[block] = owner
         self.num_contents += 1
         self._serials[block] = self.num_contents
+        for listener in self.listeners:
+            listener.named(hash)
         return self._serials[block]
 
     def unname(self, block: int) -> None:
-        """Removes the name of a held block, if it has one. Raises IntegrityError if the block is
-        not held.
+        """Removes the name of a held block whose KV is in doubt, if it has one. Raises
+        IntegrityError if the block is not held.
         """
         if self._references[block] == 0:
             raise IntegrityError(
                 f"the hash of block {block} is removed, but no sequence holds the block"
             )
         if block in self._hash_of:
+            for listener in self.listeners:
+                listener.withdrawn(block)
             self._forget(block)
         self._serials[block] = 0
 
@@ -307,4 +314,5 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         hash = self._hash_of.pop(block)
         del self._block_of[hash], self._contents[block]
-        self.journal.removed(hash)
+        for listener in self.listeners:
+            listener.forgotten(hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.types.block_keys import KEY_BYTES
 
 # Changed hashes that are remembered. Beyond, routers get a new snapshot.
@@ -20,7 +21,7 @@ class Changes:
     overflow: bool = False
 
 
-class ChangeJournal:
+class ChangeJournal(CacheListener):
     """The net changes of the findable hashes, and the checksum of all of them.
 
     A record takes constant time and the journal is bounded, so it costs the same whether somebody
@@ -37,11 +38,11 @@ class ChangeJournal:
     def __bool__(self) -> bool:
         return bool(self._changes) or self._overflow
 
-    def stored(self, hash: bytes) -> None:
+    def named(self, hash: bytes) -> None:
         """Records that the cache holds a hash that it did not hold."""
         self._record(hash, True)
 
-    def removed(self, hash: bytes) -> None:
+    def forgotten(self, hash: bytes) -> None:
         """Records that the cache does not hold a hash any more."""
         self._record(hash, False)
 

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.engine.kvcache.block_pool import BlockPool
+from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.types.kv_block import BlockKey
-
-
-class EvictionListener(Protocol):
-    """Hears which blocks the pool may evict. Called on the event loop that owns the cache."""
-
-    def cached(self, block: int) -> None:
-        """No request holds the block any more. Later calls are of blocks that are evicted later."""
-        ...
-
-    def withdrawn(self, key: BlockKey) -> None:
-        """The KV of the block is in doubt, wherever it is."""
-        ...
 
 
 class KvCache:
@@ -48,10 +36,16 @@ class KvCache:
         self._prefix_cache = prefix_cache
         self._model = model
         self._hash_bytes = hash_bytes
-        # Set before the first block is published.
-        self.listener: EvictionListener | None = None
-        # Block -> its key, as of its last publication. Only for a listener.
-        self._keys: dict[int, BlockKey] = {}
+        # Block -> its key, as of its last publication. None while nobody asks for keys, since an
+        # identity takes a second hash of all tokens.
+        self._keys: dict[int, BlockKey] | None = None
+
+    def listen(self, listener: CacheListener) -> None:
+        """Tells the listener of the named blocks, and keeps their keys for it. Call it before the
+        first block is published.
+        """
+        self.pool.listeners.append(listener)
+        self._keys = {}
 
     def hasher(self, salt: str, adapter: str = "") -> BlockHasher:
         """A hasher for a sequence whose blocks are matched and published here."""
@@ -107,13 +101,13 @@ class KvCache:
         for index in range(first, end):
             content = before, prefix.tokens[index]
             before = self.pool.name(blocks[index], prefix.hashes[index], content, tenant)
-            if self.listener is not None:
+            if self._keys is not None:
                 hash, identity = prefix.hashes[index], prefix.identities()[index]
                 self._keys[blocks[index]] = BlockKey(hash, identity, tenant)
 
     def key_of(self, block: int) -> BlockKey | None:
         """The key of a named block; None if it has no name, or if there is no listener."""
-        key = self._keys.get(block)
+        key = None if self._keys is None else self._keys.get(block)
         return key if key is not None and self.pool.hash_of(block) == key.hash else None
 
     def withdraw(self, blocks: Sequence[int]) -> None:
@@ -121,17 +115,11 @@ class KvCache:
         them.
         """
         for block in blocks:
-            if self.listener is not None and (key := self.key_of(block)) is not None:
-                self.listener.withdrawn(key)
             self.pool.unname(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Removes one hold from each block of a sequence, given in the sequence's order."""
         self.pool.release(blocks)
-        if self.listener is not None:
-            for block in reversed(blocks):
-                if self.pool.is_cached(block):
-                    self.listener.cached(block)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the pool is inconsistent."""

@@ -23,7 +23,9 @@ MAX_CONFIG_BYTES = 2**20
 MAX_WEIGHT_BYTES = 2**31
 # Bytes of the header of the weights, and tensors in it.
 MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 2**16
+MAX_TENSORS = 2**13
+# Characters of a module's name. A match with a pattern may take the third power of it.
+MAX_NAME = 128
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
@@ -111,7 +113,7 @@ def _read(folder: Path, name: str, most: int) -> bytes:
                 raise ModelRefused(f"{path}: has {found.st_size} bytes; allowed are {most}")
             content = file.read(found.st_size + 1)
     except OSError as error:
-        raise ModelRefused(f"{path}: cannot be read: {error!s:.200}") from None
+        raise ModelRefused(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(content) != found.st_size:
         raise ModelRefused(
             f"{path}: the file changed while it was read; load it again when the copy is complete"
@@ -200,7 +202,13 @@ def _module(name: str) -> tuple[str, str]:
     """The module of a tensor, and the tensor's side. Raises ValueError."""
     for end, side in _SIDES.items():
         if name.startswith(_PREFIX) and name.endswith(end):
-            return name[len(_PREFIX) : -len(end)], side
+            module = name[len(_PREFIX) : -len(end)]
+            if len(module) > MAX_NAME:
+                raise ValueError(
+                    f"{module!r:.60} has {len(module)} characters; the name of a module has at "
+                    f"most {MAX_NAME}"
+                )
+            return module, side
     if "lora_embedding" in name:
         raise ValueError(f"{name!r:.120} changes embeddings, which is not supported")
     if "lora_magnitude" in name:

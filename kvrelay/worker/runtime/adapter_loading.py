@@ -14,6 +14,8 @@ from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.worker.worker import Worker
 
 POLL_S = 0.5
+# Seconds for which a starting worker puts off its registration until it has the listed adapters.
+START_S = 10.0
 
 log = get_logger("worker")
 
@@ -35,6 +37,16 @@ class AdapterLoading:
         self._configured = frozenset(self._table.ids)
         # Why adapters were not loaded, by id. They are tried again once they are listed anew.
         self._refused: dict[str, str] = {}
+
+    async def catch_up(self) -> None:
+        """Loads what is listed, for at most START_S. Call it before the worker registers.
+
+        Requests wait while no decode worker is registered. A worker that registers without their
+        adapter would end them, since the router cannot tell it from a worker that has unloaded it.
+        """
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self.follow(await self._registry.adapters())
 
     async def run(self) -> None:
         """Follows the registry until cancelled. While it is not available, nothing changes."""

@@ -142,8 +142,10 @@ async def host_worker(
                 await _until_one_ends(
                     worker.run(),
                     worker.context.engine.hang(),
-                    publish_heartbeats(worker, registry, credentials, guard),
-                    AdapterLoading(worker, registry, settings.config.adapters).run(),
+                    _registered(
+                        AdapterLoading(worker, registry, settings.config.adapters),
+                        lambda: publish_heartbeats(worker, registry, credentials, guard),
+                    ),
                     _stopped(worker, stop),
                 )
             except Exception as error:
@@ -182,6 +184,14 @@ async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def _registered(
+    adapters: AdapterLoading, heartbeats: Callable[[], Coroutine[None, None, None]]
+) -> None:
+    """Registers the worker when it has the listed adapters, and keeps both up to date."""
+    await adapters.catch_up()
+    await _until_one_ends(heartbeats(), adapters.run())
 
 
 async def _stopped(worker: Worker, stop: StopRequest) -> None:

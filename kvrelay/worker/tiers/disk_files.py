@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +19,11 @@ class Written:
     """What a job of the writing thread did before it ended or failed."""
 
     blocks: list[StoredBlock] = field(default_factory=list)
-    # Blocks that another worker's folder has already.
-    elsewhere: int = 0
+    # Blocks that another worker's folder has already, or whose name is that of a folder.
+    skipped: int = 0
     error: OSError | None = None
+    # What was to be removed after the error.
+    not_removed: list[BlockKey | Path] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -48,25 +51,32 @@ def open_folder(folder: SlotFolder) -> tuple[list[FoundFile], list[FoundFile]]:
 
 def write_blocks(
     folder: SlotFolder,
-    gone: Sequence[BlockKey],
-    paths: Sequence[Path],
+    gone: Sequence[BlockKey | Path],
     blocks: Sequence[StoredBlock],
+    refused: Set[bytes],
 ) -> Written:
-    """Removes the files of `gone` and `paths`, then writes blocks until one fails."""
-    done = Written()
+    """Removes the files of `gone`, then writes blocks until one fails. A block that another
+    worker's folder has is not written, unless its identity is among those `refused`.
+    """
+    done, removals = Written(), deque(gone)
     try:
-        for path in paths:
-            folder.remove_file(path)
-        for key in gone:
-            folder.remove(key)
+        while removals:
+            # A file that cannot be removed is not tried again.
+            one = removals.popleft()
+            folder.remove_file(one) if isinstance(one, Path) else folder.remove(one)
         for block in blocks:
-            if folder.holds_elsewhere(block.key):
-                done.elsewhere += 1
+            if block.key.identity not in refused and folder.holds_elsewhere(block.key):
+                done.skipped += 1
                 continue
-            folder.write(block.key, block.copy.data, block.copy.digest)
+            try:
+                folder.write(block.key, block.copy.data, block.copy.digest)
+            except IsADirectoryError:
+                done.skipped += 1
+                continue
             done.blocks.append(block)
     except OSError as error:
         done.error = error
+        done.not_removed += removals
     return done
 
 

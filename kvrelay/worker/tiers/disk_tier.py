@@ -23,7 +23,7 @@ from kvrelay.worker.tiers.disk_files import (
 )
 from kvrelay.worker.tiers.disk_thread import DiskThread
 from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes, stored_key
-from kvrelay.worker.tiers.tier import StoredBlock, TierCounts, TierListener
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error, reason_of
 from kvrelay.worker.tiers.tier_index import TierIndex
 
@@ -63,7 +63,6 @@ class DiskTier:
         folder: SlotFolder,
         size_bytes: int,
         block_bytes: int,
-        listener: TierListener,
         clock: Clock,
     ) -> None:
         self.size_bytes = size_bytes
@@ -73,7 +72,6 @@ class DiskTier:
         self._folder = folder
         self._block_bytes = block_bytes
         self._file_bytes = file_bytes(block_bytes)
-        self._listener = listener
         self._clock = clock
         self._index = TierIndex(min(size_bytes // self._file_bytes, MAX_FILES))
         # Files of other models or layouts, next to be removed first, with their bytes.
@@ -81,8 +79,8 @@ class DiskTier:
         self._foreign_bytes = 0
         # Blocks that are not written yet, by identity.
         self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
-        # Removals that are due.
-        self._doomed: list[BlockKey] = []
+        # Removals that are due: blocks, and files of other layouts.
+        self._doomed: list[BlockKey | Path] = []
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._wake = asyncio.Event()
         self._open = False
@@ -194,6 +192,8 @@ class DiskTier:
             self._give_up(found.failed)
         else:
             note_error(self.counts, self.kind, "read", reason_of(found.error))
+            # Otherwise each prompt would end its prefix here.
+            self._give_up(found.failed)
 
     def reject(self, key: BlockKey, reason: str) -> None:
         """See `Tier.reject`."""
@@ -218,10 +218,7 @@ class DiskTier:
                 self._refused.popitem(last=False)
 
     def _remove(self, key: BlockKey) -> bool:
-        if self._index.remove(key) is None:
-            return False
-        self._listener.tier_removed(self.kind, key.hash)
-        return True
+        return self._index.remove(key) is not None
 
     async def run(self) -> None:
         """Opens the folder, then writes what is offered, until cancelled."""
@@ -287,13 +284,9 @@ class DiskTier:
 
     def _found(self, key: BlockKey) -> None:
         """Adds a file that was there at the start. The files come least recently used first."""
-        evicted = self._index.make_room()
-        for old in evicted:
-            self._listener.tier_removed(self.kind, old.hash)
-        self._doomed += evicted
+        self._doomed += self._index.make_room()
         if self._index.capacity:
             self._index.add(key)
-            self._listener.tier_stored(self.kind, key.hash)
 
     async def _write(self) -> bool:
         """Waits for work and does a batch of it. Returns False if the disk failed."""
@@ -301,18 +294,20 @@ class DiskTier:
         self._wake.clear()
         most = max(1, min(_BATCH_BYTES // self._block_bytes, self._index.capacity))
         batch = list(self._waiting.values())[:most]
-        gone, paths = self._make_room(len(batch))
-        if not (batch or gone or paths):
+        gone = self._make_room(len(batch))
+        if not (batch or gone):
             return True
         began = self._clock.now()
-        done = await self._writes.run(partial(write_blocks, self._folder, gone, paths, batch))
+        refused = {one.key.identity for one in batch} & self._refused.keys()
+        done = await self._writes.run(partial(write_blocks, self._folder, gone, batch, refused))
+        self._doomed = done.not_removed + self._doomed
         if done.blocks:
             num_bytes = len(done.blocks) * self._block_bytes
             self.counts.written(num_bytes, self._clock.now() - began)
         for block in done.blocks:
             self._stored(block.key)
         if done.error is not None:
-            self.counts.dropped += len(batch) - len(done.blocks) - done.elsewhere
+            self.counts.dropped += len(batch) - len(done.blocks) - done.skipped
             note_error(self.counts, self.kind, "write", reason_of(done.error))
             for block in batch:
                 self._waiting.pop(block.key.identity, None)
@@ -323,20 +318,17 @@ class DiskTier:
             self._wake.set()
         return True
 
-    def _make_room(self, blocks: int) -> tuple[list[BlockKey], list[Path]]:
-        """What has to be removed so that `blocks` more fit: keys, and files of other layouts."""
-        gone, paths = self._doomed, []
-        self._doomed = []
+    def _make_room(self, blocks: int) -> list[BlockKey | Path]:
+        """What has to be removed so that `blocks` more fit: blocks, and files of other layouts."""
+        gone, self._doomed = self._doomed, []
         wanted = blocks * self._file_bytes
         while self._foreign and self.used_bytes + wanted > self.size_bytes:
             path, size = self._foreign.popleft()
             self._foreign_bytes -= size
-            paths.append(path)
+            gone.append(path)
         evicted = self._index.make_room(blocks)
-        for key in evicted:
-            self._listener.tier_removed(self.kind, key.hash)
         self.counts.evicted += len(evicted)
-        return gone + evicted, paths
+        return gone + evicted
 
     def _stored(self, key: BlockKey) -> None:
         if key.identity not in self._waiting:
@@ -346,7 +338,6 @@ class DiskTier:
         self._index.add(key)
         self._refused.pop(key.identity, None)
         self.counts.stored += 1
-        self._listener.tier_stored(self.kind, key.hash)
 
     async def close(self) -> None:
         """Ends the threads. Call it when `run` has ended. A thread that a disk holds up is left

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.workers import TierKind
-from kvrelay.worker.tiers.tier import StoredBlock, TierCounts, TierListener
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error
 from kvrelay.worker.tiers.tier_index import TierIndex
 
@@ -16,11 +16,10 @@ class HostTier:
 
     kind: TierKind = "host"
 
-    def __init__(self, size_bytes: int, block_bytes: int, listener: TierListener) -> None:
+    def __init__(self, size_bytes: int, block_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.counts = TierCounts()
         self._block_bytes = block_bytes
-        self._listener = listener
         self._index = TierIndex(size_bytes // block_bytes)
         self._blocks: dict[bytes, StoredBlock] = {}
 
@@ -56,13 +55,10 @@ class HostTier:
         if not self._index.capacity or self._index.touch(block.key):
             return []
         gone = [self._blocks.pop(key.identity) for key in self._index.make_room()]
-        for one in gone:
-            self._listener.tier_removed(self.kind, one.key.hash)
         self.counts.evicted += len(gone)
         self._index.add(block.key)
         self._blocks[block.key.identity] = block
         self.counts.stored += 1
-        self._listener.tier_stored(self.kind, block.key.hash)
         return gone
 
     async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
@@ -78,7 +74,6 @@ class HostTier:
         """See `Tier.forget`."""
         if self._index.remove(key) is not None:
             del self._blocks[key.identity]
-            self._listener.tier_removed(self.kind, key.hash)
 
     def reject(self, key: BlockKey, reason: str) -> None:
         """See `Tier.reject`."""

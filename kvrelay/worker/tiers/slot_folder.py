@@ -19,6 +19,7 @@ is part of a path. Slow calls, for the tier's threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -44,6 +45,9 @@ _BLOCK = re.compile(r"([0-9a-f]{2,64})-([0-9a-f]{64})\.kv")
 _PART = ".part"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _PAGE_BYTES = 4096
+# Errors of a name that something else has taken.
+_TAKEN = (errno.EEXIST, errno.EISDIR, errno.ELOOP)
+_NOT_OURS = (NotADirectoryError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,10 @@ class SlotFolder:
         return self._others
 
     def claim(self) -> Path:
-        """Locks a folder and removes unfinished files from it. Prefers a folder with files of this
-        layout, then any that exists. Raises OSError.
+        """Locks a folder. Prefers a folder with files of this layout, then any that exists. Passes
+        over names that something else has taken, such as a file or another user's folder.
+
+        Raises OSError: the first one, if no folder can be had.
         """
         # Parents belong to the user; only what is created here has to be private.
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,15 +109,23 @@ class SlotFolder:
         numbers = self._slots()
         known = sorted(numbers, key=lambda one: (not (numbers[one] / self._layout).is_dir(), one))
         free = (number for number in range(MAX_SLOTS) if number not in numbers)
+        first: OSError | None = None
         for number in (*known, *free):
             slot = self.path / f"worker-{number}"
-            slot.mkdir(mode=0o700, exist_ok=True)
-            _check_private(slot)
-            if self._locks(slot):
+            try:
+                slot.mkdir(mode=0o700, exist_ok=True)
+                _check_private(slot)
+                locked = self._locks(slot)
+            except OSError as error:
+                if error.errno not in _TAKEN and not isinstance(error, _NOT_OURS):
+                    raise
+                first = first or error
+                continue
+            if locked:
                 self._slot = slot
                 self.look_around()
                 return slot
-        raise OSError(f"all {MAX_SLOTS} folders of {self.path} are in use by workers")
+        raise first or OSError(f"all {MAX_SLOTS} folders of {self.path} are in use by workers")
 
     def _locks(self, slot: Path) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -204,8 +218,10 @@ class SlotFolder:
             self.remove_file(self._own(key))
 
     def remove_file(self, path: Path) -> None:
-        """Removes one of this folder's files, if it is there. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
+        """Removes one of this folder's files, if it is there. Leaves a folder of that name, which
+        no worker has made. Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(path)
 
     def holds_elsewhere(self, key: BlockKey) -> bool:
@@ -227,7 +243,13 @@ class SlotFolder:
         raise FileNotFoundError("no worker of this host has the block any more")
 
     def _read(self, path: Path, key: BlockKey) -> tuple[HostBytes, int]:
-        file = os.open(path, _READ)
+        try:
+            file = os.open(path, _READ)
+        except OSError as error:
+            # A link, or a socket.
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise BadBlockFile("the file is not a regular file") from None
+            raise
         try:
             status = os.fstat(file)
             expected = HEADER_BYTES + self._block_bytes
@@ -295,7 +317,8 @@ def _files(tenant: Path) -> Iterator[FoundFile]:
     with os.scandir(tenant) as entries:
         for entry in entries:
             if entry.name.endswith(_PART):
-                os.unlink(entry.path)
+                with contextlib.suppress(IsADirectoryError):
+                    os.unlink(entry.path)
                 continue
             match = _BLOCK.fullmatch(entry.name)
             if match is None or not entry.is_file(follow_symlinks=False):

@@ -22,21 +22,6 @@ class StoredBlock:
     copy: BlockCopy
 
 
-class TierListener(Protocol):
-    """Hears of every change of what a tier holds, in the order of the changes. Called on the
-    worker's event loop. An index of this worker's blocks can be kept from these calls and the
-    tier's content at the start, which arrives as `tier_stored` too.
-    """
-
-    def tier_stored(self, kind: TierKind, block_hash: bytes) -> None:
-        """The tier holds the block from now on."""
-        ...
-
-    def tier_removed(self, kind: TierKind, block_hash: bytes) -> None:
-        """The tier no longer holds the block."""
-        ...
-
-
 @dataclass(slots=True)
 class TierCounts:
     """Counts of one tier, in blocks; see `TierLoad`."""

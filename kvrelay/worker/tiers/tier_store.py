@@ -12,14 +12,15 @@ from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.single_blocks import copies_of
 from kvrelay.clock import Clock
 from kvrelay.config.tiers import TierConfig
+from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_block import BlockKey
-from kvrelay.types.workers import TierKind, TierLoad
+from kvrelay.types.workers import TierLoad
 from kvrelay.worker.tiers.disk_tier import DiskTier
 from kvrelay.worker.tiers.host_tier import HostTier
 from kvrelay.worker.tiers.slot_folder import SlotFolder
-from kvrelay.worker.tiers.tier import StoredBlock, Tier, TierListener
+from kvrelay.worker.tiers.tier import StoredBlock, Tier
 
 # Bytes that are copied out of the pool at a time.
 _BATCH_BYTES = 4 * 2**20
@@ -31,17 +32,7 @@ FLUSH_S = 5.0
 log = get_logger("worker")
 
 
-class Silent:
-    """A listener that does nothing."""
-
-    def tier_stored(self, kind: TierKind, block_hash: bytes) -> None:
-        """Does nothing."""
-
-    def tier_removed(self, kind: TierKind, block_hash: bytes) -> None:
-        """Does nothing."""
-
-
-class TierStore:
+class TierStore(CacheListener):
     """Copies cached blocks to the nearest tier before the pool evicts them, while fewer than half
     of the pool's blocks are free.
 
@@ -62,7 +53,7 @@ class TierStore:
         self._reserve = cache.pool.num_blocks // 2
         self._wake = asyncio.Event()
         self._flushing = False
-        cache.listener = self
+        cache.listen(self)
 
     @classmethod
     def build(
@@ -72,32 +63,31 @@ class TierStore:
         arena: Arena,
         layout_hash: str,
         clock: Clock,
-        listener: TierListener | None = None,
     ) -> TierStore:
         """Builds the tiers of a worker. `run` opens them."""
-        listener = listener or Silent()
         block_bytes = arena.layout.block_bytes
         tiers: list[Tier] = []
         for config in configs:
             if config.kind == "host":
-                tiers.append(HostTier(config.size, block_bytes, listener))
+                tiers.append(HostTier(config.size, block_bytes))
             else:
                 folder = SlotFolder(Path(config.path), layout_hash, block_bytes)
-                tiers.append(DiskTier(folder, config.size, block_bytes, listener, clock))
+                tiers.append(DiskTier(folder, config.size, block_bytes, clock))
         return cls(cache, arena, tiers)
 
     # What the cache reports
 
     def cached(self, block: int) -> None:
-        """See `EvictionListener.cached`."""
+        """See `CacheListener.cached`."""
         self._queue.pop(block, None)
         self._queue[block] = self._cache.pool.generation(block)
         self._wake.set()
 
-    def withdrawn(self, key: BlockKey) -> None:
-        """See `EvictionListener.withdrawn`."""
-        for tier in self.tiers:
-            tier.forget(key)
+    def withdrawn(self, block: int) -> None:
+        """See `CacheListener.withdrawn`."""
+        if (key := self._cache.key_of(block)) is not None:
+            for tier in self.tiers:
+                tier.forget(key)
 
     # Storing
 

@@ -35,6 +35,8 @@ from kvrelay.wire.inference import GenerateRequest, SamplingOptions, models_from
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Send
 from router.core.request import Request
+from router.frontend import adapter_operations
+from router.frontend.adapter_cards import AdapterCard, AdapterCards
 
 PROMPT = tuple(range(10, 50))
 
@@ -151,6 +153,33 @@ async def test_an_unknown_name_is_answered_with_the_nearest(
             await collect(stub, ask("customer_sql"))
         with pytest.raises(NotFound, match=r"see /v1/models$"):
             await collect(stub, ask("x" * 5000))
+
+
+NAMES = st.text("abcdefgh-/.", min_size=1, max_size=128)
+
+
+@given(st.sets(NAMES, max_size=8), NAMES | st.text())
+def test_the_suggested_name_is_served_and_the_nearest(names: set[str], asked: str) -> None:
+    cards = AdapterCards(tuple(AdapterCard(name, "0" * 32, "root") for name in sorted(names)))
+    assert cards.near(asked, "base model") in {"", "base model", *names}
+    for name in names:
+        assert cards.near(name.upper(), "base model") in names
+        # Nothing has a character in common with it.
+        assert cards.near(len(name) * "z", "base model") == ""
+
+
+async def test_the_number_of_names_is_bounded(
+    router: RouterHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_operations, "MAX_NAMES", 2)
+    folder = adapter_in(tmp_path / "a")
+    async with obedient(router):
+        await load(router, "one", folder)
+        await load(router, "two", folder)
+        with pytest.raises(FailedPrecondition, match="2 names are loaded; unload one first"):
+            await load(router, "three", folder)
+        await unload(router, "one")
+        await load(router, "three", folder)
 
 
 async def test_an_adapter_that_one_worker_refuses_is_loaded_nowhere(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from support.adapters import greedy, merged, save_adapter
-from support.worker_harness import Engine, Workers, workers
+from support.worker_harness import SERVE, Engine, Workers, workers
 from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, relay, spec
 
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.messages import Refused, RunLocal
+from kvrelay.process.stop_request import StopRequest
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
 from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker.runtime import adapter_loading
+from kvrelay.worker.runtime.settings import WorkerSettings
 
 
 def entry(folder: Path, adapter_id: str = "") -> AdapterEntry:
@@ -103,3 +109,60 @@ async def test_what_a_worker_cannot_load_it_tells(
         assert "no more memory" in told[entry(odd).adapter_id]
         await running.registry.remove_adapter(other.name)
         await until(running, lambda one: len(one.refused_adapters) == 2)
+
+
+@pytest.fixture
+def heartbeats(monkeypatch: pytest.MonkeyPatch) -> list[WorkerInfo]:
+    """The heartbeats of all workers, as they are published."""
+    published: list[WorkerInfo] = []
+    publish = Registry.publish_worker
+
+    async def note(registry: Registry, info: WorkerInfo, ttl_s: float) -> None:
+        published.append(info)
+        await publish(registry, info, ttl_s)
+
+    monkeypatch.setattr(Registry, "publish_worker", note)
+    return published
+
+
+async def first_heartbeat(
+    base: Path, heartbeats: list[WorkerInfo], *entries: AdapterEntry
+) -> WorkerInfo:
+    """What a worker that starts while these adapters are listed says of itself first."""
+    stop = StopRequest()
+    async with (
+        EmbeddedRedis() as redis,
+        await Registry.connect(redis.url) as registry,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for one in entries:
+            await registry.put_adapter(one)
+        settings = WorkerSettings("decode-0", "decode", str(base), redis.url, config_of())
+        tasks.create_task(SERVE["decode"](settings, stop))
+        async with asyncio.timeout(60):
+            while not heartbeats:
+                await asyncio.sleep(0.02)
+        stop.now()
+    return heartbeats[0]
+
+
+async def test_a_worker_has_the_listed_adapters_when_it_registers(
+    base: Path, tmp_path: Path, heartbeats: list[WorkerInfo]
+) -> None:
+    one, missing = entry(save_adapter(tmp_path / "one", base)), entry(tmp_path / "gone", "a" * 32)
+    first = await first_heartbeat(base, heartbeats, missing, one)
+    assert first.adapters == (one.adapter_id,)
+    assert len(first.refused_adapters) == 1
+
+
+async def test_a_folder_that_hangs_delays_the_registration_only_for_some_time(
+    base: Path, tmp_path: Path, heartbeats: list[WorkerInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, ends = entry(save_adapter(tmp_path / "one", base)), threading.Event()
+    monkeypatch.setattr(adapter_loading, "START_S", 0.2)
+    monkeypatch.setattr(adapter_loading, "read_adapter", lambda *_: ends.wait(60))
+    try:
+        first = await first_heartbeat(base, heartbeats, one)
+    finally:
+        ends.set()
+    assert first.adapters == ()

@@ -308,3 +308,26 @@ def test_fetch_cost_model() -> None:
     model.add_fetch(0, 1.0)
     model.add_fetch(10**9, 0.001)
     assert (model.tokens_per_second, model.bytes_per_second) == (1000.0, pytest.approx(0.65e9))
+
+
+async def test_a_scored_prompt_is_computed_although_the_router_names_a_source(
+    running: Workers, prefill: Session, decode: Session
+) -> None:
+    prompt = await first_turn(decode)
+    alone, told = await running.session("decode-1"), []
+    for session, from_source in ((alone, False), (prefill, True)):
+        one = spec(f"scored{from_source}", prompt)
+        one = replace(one, sampling=replace(one.sampling, prompt_logprobs=2))
+        if from_source:
+            await begin(prefill, decode, one, source(decode))
+        else:
+            await alone.send(RunLocal(one))
+        first = await session.tokens()
+        assert first.prefill is not None
+        assert first.prefill.cached_tokens == 0
+        assert first.prompt_logprobs is not None
+        told.append(list(first.prompt_logprobs.logprobs))
+        # The other tokens, so that the blocks come back.
+        await (decode if from_source else alone).answer()
+    assert told[1] == pytest.approx(told[0], abs=1e-4)
+    assert all(told[1]), "a place without a score is 0"

@@ -96,6 +96,28 @@ def test_tensors_that_do_not_fit_are_refused(
     assert reason in refusal(folder_with(tmp_path, tensors))
 
 
+def test_a_long_name_of_a_module_is_refused(tmp_path: Path) -> None:
+    # A pattern takes seconds to match a thousand characters, and no other thread runs meanwhile.
+    for length, fits in ((128, True), (129, False)):
+        module = "a." * (length // 2 - 1) + "x" * (length % 2) + ".q"
+        tensors = {
+            f"{PREFIX}{module}.lora_{side}.weight": one for side, one in (("A", A), ("B", B))
+        }
+        folder = folder_with(tmp_path / str(length), tensors, rank_pattern={"a?.*.*b": 3})
+        if fits:
+            assert list(read(folder).factors) == [module]
+        else:
+            assert "has 129 characters; the name of a module has at most 128" in refusal(folder)
+
+
+def test_many_tensors_are_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    header = json.dumps({f"x{number}": {} for number in range(8193)}).encode()
+    content = struct.pack("<Q", len(header)) + header
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    assert "8193 tensors; allowed are 8192" in refusal(folder)
+
+
 def test_a_rank_above_the_limit_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, r=65)
     (folder / "adapter_model.safetensors").write_bytes(b"")

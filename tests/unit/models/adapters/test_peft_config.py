@@ -85,6 +85,7 @@ def test_where_an_expression_chose_the_modules_the_tensors_tell(targets: str) ->
         ({"rank_pattern": {"(": 2}}, "missing ), unterminated subpattern"),
         ({"rank_pattern": {"(a+)+b": 2}}, "after a bracket"),
         ({"alpha_pattern": {"a*a*a*a*b": 2}}, "two of"),
+        ({"rank_pattern": {"a?b?c?": 2}}, "two of ?"),
         ({"alpha_pattern": {"q_proj": None}}, "a number up to"),
         ({"rank_pattern": []}, None),
         ({"rank_pattern": [1]}, "no mapping"),
@@ -117,3 +118,23 @@ def test_any_json_is_read_or_refused(settings: dict[str, Any]) -> None:
         return
     assert config.scale_of(Q) != 0
     assert 0 < config.rank_of(Q) < 2**31
+
+
+NAME = st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=1, max_size=5).map(".".join)
+
+
+@given(st.lists(NAME.filter(bool), min_size=1), NAME)
+def test_targets_match_as_in_peft(targets: list[str], module: str) -> None:
+    expected = any(module == one or module.endswith(f".{one}") for one in targets)
+    assert parsed(target_modules=targets).targets_module(module) is expected
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("quantifier", ["a*", "a+", "a{2}", "a?"])
+def test_patterns_that_cost_time_are_few(name: str, quantifier: str) -> None:
+    plain: dict[str, int] = {f"layers.{number}.q_proj": 2 for number in range(200)}
+    costly = {f"{number}{quantifier}": 2 for number in range(17)}
+    with pytest.raises(ModelRefused, match=r"17 patterns with .* allowed are 16"):
+        parsed(**{name: plain | costly})
+    del costly[f"0{quantifier}"]
+    assert len(getattr(parsed(**{name: plain | costly}), name)) == 216

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -16,9 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.block_files import BYTES, LAYOUT, content, digest, folder, key, sound, write
 
+from kv_transfer.blocks.single_blocks import BlockCopy
 from kvrelay.types.kv_block import BlockKey, tenant_folder
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
+from kvrelay.worker.tiers.disk_files import write_blocks
 from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes
+from kvrelay.worker.tiers.tier import StoredBlock
 
 TESTS = Path(__file__).parents[3]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent)))}
@@ -168,8 +172,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         SlotFolder(path, LAYOUT, BYTES).look_around()
     path.chmod(0o700)
     (path / "worker-0").symlink_to(tmp_path)
-    with pytest.raises(NotADirectoryError):
-        folder(path)
+    made = folder(path)
+    assert made.slot == path / "worker-1"
+    made.release()
 
 
 @pytest.mark.parametrize("trap", ["symlink", "folder", "fifo"])
@@ -314,3 +319,94 @@ def test_a_disk_that_is_really_full(limit: str) -> None:
     assert errno == 28
     assert written
     assert not parts
+
+
+def take(name: Path, what: str, elsewhere: Path) -> None:
+    """Puts something that no worker has made under the name of a worker's folder."""
+    match what:
+        case "file":
+            name.write_text("notes")
+        case "link":
+            elsewhere.mkdir()
+            name.symlink_to(elsewhere)
+        case "dangling":
+            name.symlink_to(elsewhere)
+        case "loop":
+            name.symlink_to(name)
+        case "pipe":
+            os.mkfifo(name)
+        case "shared":
+            name.mkdir()
+            name.chmod(0o777)
+        case "lock is a folder":
+            (name / "lock").mkdir(parents=True)
+            name.chmod(0o700)
+        case _:
+            name.mkdir(mode=0o700)
+            (name / "lock").symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["file", "link", "dangling", "loop", "pipe", "shared", "lock is a folder", "lock is a link"],
+)
+def test_a_name_that_something_else_has_taken_is_passed_over(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "kv"
+    path.mkdir(mode=0o700)
+    take(path / "worker-0", what, tmp_path / "elsewhere")
+    made = folder(path)
+    assert made.slot == path / "worker-1"
+    write(made, 1)
+    assert sound(made, 1)
+    made.release()
+
+
+def test_a_folder_under_the_name_of_a_file_does_no_harm(tmp_path: Path) -> None:
+    made = folder(tmp_path / "kv")
+    write(made, 1)
+    (file,) = (tmp_path / "kv").rglob("*.kv")
+    file.unlink()
+    file.mkdir()
+    file.with_suffix(".part").mkdir()
+    write(made, 2)
+    own, foreign = made.scan()
+    assert ([one.identity for one in own], foreign) == ([key(2).identity], [])
+    made.remove(key(1))
+    blocks = [
+        StoredBlock(key(one), BlockCopy(content(one), digest(content(one)))) for one in (1, 3)
+    ]
+    done = write_blocks(made, (), blocks, set())
+    assert ([one.key for one in done.blocks], done.error) == ([key(3)], None)
+    assert sound(made, 3)
+
+
+@files_stay
+@given(st.integers(1, 12), st.sets(st.integers(0, 11)))
+def test_what_cannot_be_removed_holds_up_nothing_else(
+    tmp_path: Path, count: int, stuck: set[int]
+) -> None:
+    made = folder(tmp_path / "kv")
+    keys = [key(number) for number in range(count)]
+    for number in range(count):
+        write(made, number)
+    unlink = os.unlink
+
+    def fail(path: Path) -> None:
+        if any(keys[one].identity.hex() in str(path) for one in stuck if one < count):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", fail)
+        gone: list[BlockKey | Path] = list(keys)
+        for _ in range(count + 1):
+            done = write_blocks(made, gone, (), set())
+            assert (done.error is not None) or not done.not_removed
+            gone = done.not_removed
+    assert not gone
+    assert {one.identity for one in made.scan()[0]} == {
+        keys[one].identity for one in stuck if one < count
+    }
+    for number in range(count):
+        made.remove(key(number))
+    made.release()

@@ -18,6 +18,7 @@ from support.toy_workers import toy_config, toy_workers
 from support.worker_harness import Session, Workers, load_of
 
 from kvrelay.messages import Abort, RunLocal
+from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.types.workers import TierLoad
 from kvrelay.worker.tiers import disk_tier, tier_fetcher
@@ -342,3 +343,60 @@ async def test_one_tenant_cannot_flush_anothers_files(tmp_path: Path) -> None:
             await one.until(lambda tier: True)
         fetched = [(await one.ask(prompt(number), "small")).cached_tokens for number in range(3)]
         assert all(fetched), fetched
+
+
+async def test_damaged_files_of_a_worker_that_is_gone_are_stored_anew(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    made = toy_config(tiers(path))
+    async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
+        await (await client(running)).ask_all()
+    for file in files(path):
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    (layout,) = (path / "worker-0").glob("[0-9a-f]*")
+    # No worker cleans the folder up.
+    owner = SlotFolder(path, layout.name, 128)
+    owner.claim()
+    async with toy_workers(made, BLOCKS, "decode-0") as running:
+        one = await client(running)
+        # At least once for each damaged block of a prompt.
+        for _ in range(30):
+            if await one.ask_all():
+                break
+        else:
+            pytest.fail("nothing comes from the tier")
+        await books_are_right(running)
+    owner.release()
+
+
+async def test_a_file_that_cannot_be_read_is_stored_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: set[bytes] = set()
+    healed: set[bytes] = set()
+    read, write = SlotFolder.read, SlotFolder.write
+
+    def fail(folder: SlotFolder, key: BlockKey, *, own: bool) -> Any:
+        if not healed and not broken:
+            broken.add(key.identity)
+        if key.identity in broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(folder, key, own=own)
+
+    def heal(folder: SlotFolder, key: BlockKey, *arguments: Any) -> None:
+        if key.identity in broken:
+            healed.add(key.identity)
+            broken.clear()
+        write(folder, key, *arguments)
+
+    monkeypatch.setattr(SlotFolder, "read", fail)
+    monkeypatch.setattr(SlotFolder, "write", heal)
+    async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
+        one = await client(running)
+        for _ in range(30):
+            await one.ask_all()
+            if healed:
+                break
+        else:
+            pytest.fail("the block is not stored again")
+        assert (await one.tier()).error == os.strerror(errno.EIO)
+        await books_are_right(running)

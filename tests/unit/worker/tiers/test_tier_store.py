@@ -16,7 +16,7 @@ from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.worker.tiers import tier_store
 from kvrelay.worker.tiers.host_tier import HostTier
-from kvrelay.worker.tiers.tier_store import Silent, TierStore
+from kvrelay.worker.tiers.tier_store import TierStore
 
 BLOCKS = 8
 
@@ -27,7 +27,7 @@ class Pool:
     def __init__(self) -> None:
         self.cache = KvCache(BLOCKS, BLOCK, model="m", hash_bytes=2)
         self.arena = Arena(BLOCKS, 1)
-        self.host = HostTier(100 * LAYOUT.block_bytes, LAYOUT.block_bytes, Silent())
+        self.host = HostTier(100 * LAYOUT.block_bytes, LAYOUT.block_bytes)
         self.store = TierStore(self.cache, self.arena, [self.host])
 
     def publish(self, tokens: Sequence[int], fill: int) -> list[int]:
