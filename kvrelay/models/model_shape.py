@@ -193,6 +193,8 @@ def _feed_forward(keys: ShapeKeys, index: int) -> FeedForward:
     matrices = keys.hidden * (2 if keys.model_type in _PLAIN_FEED_FORWARD else 3)
     if not keys.is_sparse(index):
         dense = matrices * keys.intermediate
+        # Projections of the embeddings that each layer looks up for itself.
+        dense += 3 * keys.hidden * keys.optional("hidden_size_per_layer_input")
         return FeedForward(dense, dense)
     each = matrices * (keys.optional("moe_intermediate_size") or keys.intermediate)
     shared = matrices * keys.optional("shared_expert_intermediate_size", "shared_intermediate_size")

@@ -26,8 +26,8 @@ def parse_bytes(text: str, option: str, default_unit: str = "g") -> float:
         if factor and 1 <= (found := float(match[1]) * factor) <= _LARGEST:
             return found
     raise InvalidArgument(
-        f"{option} {text!r:.40} is not a size from 1 B to {_LARGEST / 1e15:,.0f} PB; write a number "
-        "with a unit, such as 80GB, 64GiB or 3.35TB; a number alone is in "
+        f"{option} {text!r:.40} is not a size from 1 B to {_LARGEST / 1e15:,.0f} PB; write a "
+        "number with a unit, such as 80GB, 64GiB or 3.35TB; a number alone is in "
         f"{default_unit.upper()}B",
         field=option,
     )
