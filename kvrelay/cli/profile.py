@@ -34,14 +34,19 @@ def profile(
     threads: Threads = None,
     chunk_tokens: ChunkTokens = 512,
     max_batch: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="N", help="Largest batch to measure.")
+        int, typer.Option(min=2, max=4096, metavar="N", help="Largest batch to measure.")
     ] = 32,
     max_tokens: Annotated[
         int, typer.Option(min=256, metavar="N", help="Longest sequence to measure.")
     ] = 8192,
     seconds: Annotated[
         float,
-        typer.Option(min=5, max=3600, metavar="SECONDS", help="Time for the steps' measurements."),
+        typer.Option(
+            min=5,
+            max=3600,
+            metavar="SECONDS",
+            help="Time for the measurements of steps; a slow machine takes longer.",
+        ),
     ] = 75.0,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="File to write the profile to.")

@@ -14,7 +14,7 @@ from kvrelay.types.workers import POOLS, PoolName
 # More workers than that are beyond a simulation in one process.
 MAX_WORKERS = 10_000
 # KV blocks of all workers together. Each takes 32 bytes of this process, and more while it is held.
-MAX_BLOCKS = 2**26
+MAX_BLOCKS = 2**25
 
 
 @dataclass(frozen=True, slots=True)
