@@ -253,7 +253,13 @@ def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:
         if not isinstance(load, Workload):
             raise InvalidArgument("--sweep rate cannot be combined with --trace")
         load = replace(load, rate=parse_rate(rate))
-    return load, _scenario(inputs, point)
+    scenario = _scenario(inputs, point)
+    if isinstance(load, Workload) and load.prompt_tokens.low >= scenario.max_model_len:
+        raise InvalidArgument(
+            f"--prompt-tokens {load.prompt_tokens}: no prompt fits into the context of "
+            f"{scenario.max_model_len} tokens with an answer"
+        )
+    return load, scenario
 
 
 def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:

@@ -18,6 +18,11 @@ class Lengths(Protocol):
     """A distribution of lengths in tokens."""
 
     @property
+    def low(self) -> int:
+        """Shortest length."""
+        ...
+
+    @property
     def mean(self) -> float:
         """Expected length."""
         ...
