@@ -164,7 +164,9 @@ def _layer(keys: ShapeKeys, kind: LayerKind, window: int) -> LayerShape:
         heads, dim = keys.optional("num_global_key_value_heads") or heads, wide
     v_dim = keys.optional("v_head_dim") or dim
     if kind == "sliding":
-        heads = keys.optional("swa_num_key_value_heads") or heads
+        # Source: MiMoV2FlashAttention of transformers, which doubles the heads of windows.
+        doubled = 2 * heads if keys.model_type == "mimo_v2_flash" else heads
+        heads = keys.optional("swa_num_key_value_heads") or doubled
         dim = keys.optional("swa_head_dim") or dim
         v_dim = keys.optional("swa_v_head_dim") or v_dim
     return LayerShape(kind, LayerKv(heads, dim, v_dim), window)
