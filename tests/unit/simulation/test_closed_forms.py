@@ -65,7 +65,7 @@ def first_come_first_served(times: list[float], service_s: float, workers: int) 
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     workers=st.integers(1, 4),
     # Idle, busy, and overloaded.
@@ -86,8 +86,12 @@ def test_equal_prompts_wait_exactly_as_in_one_queue(
         times += [at] * batch
     report = simulated_waits(times, service_s, workers, policy)
     assert all(row.path == "disaggregated" for row in report.rows)
-    found = [row.ttft_s for row in report.rows]
-    assert found == pytest.approx(first_come_first_served(times, service_s, workers), rel=1e-9)
+    # Requests that arrive together may be served in any order. The times at which requests leave
+    # do not depend on the order, since all prompts are equal.
+    waits = first_come_first_served(times, service_s, workers)
+    expected = sorted(at + wait for at, wait in zip(times, waits, strict=True))
+    left = sorted(row.scheduled_s + (row.ttft_s or 0.0) for row in report.rows)
+    assert left == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.long
