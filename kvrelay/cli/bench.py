@@ -6,13 +6,22 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from kvrelay.cli.bench_options import (
+    ChunkTokens,
+    DeviceKind,
+    ModelToMeasure,
+    PrintJson,
+    Runs,
+    Threads,
+    WeightFormat,
+)
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.help_page import App
 from kvrelay.cli.views.render import console
@@ -34,13 +43,7 @@ def bench() -> None:
 @app.command()
 @requires_cluster_extra
 def engine(
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR|HUB_ID|demo|m200",
-            help="Model. m200 is generated on first use: 0.4 GB in the cache folder.",
-        ),
-    ] = "m200",
+    model: ModelToMeasure = "m200",
     model_shape: Annotated[
         str | None,
         typer.Option(
@@ -49,30 +52,11 @@ def engine(
             "a folder with a config.json.",
         ),
     ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device; cuda uses one GPU.")
-    ] = "cpu",
-    weights: Annotated[
-        Literal["auto", "int8"],
-        typer.Option(help="Format of the weights; auto keeps the dtype of the model."),
-    ] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Engine threads, one per core. Default: 1, or all cores with --device cuda.",
-        ),
-    ] = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
-    ] = 512,
-    runs: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, metavar="N", help="Number of repetitions; the median is reported."
-        ),
-    ] = 5,
+    device: DeviceKind = "cpu",
+    weights: WeightFormat = "auto",
+    threads: Threads = None,
+    chunk_tokens: ChunkTokens = 512,
+    runs: Runs = 5,
     peer: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +68,7 @@ def engine(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a few small cases, with less precision.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Time prefill and decode steps of the engine, and compare them with the limits of the cores or
     the GPU.
@@ -120,30 +104,17 @@ def engine(
 @app.command()
 @requires_cluster_extra
 def handoff(
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR|HUB_ID|demo|m200",
-            help="Model. m200 is generated on first use: 0.4 GB in the cache folder.",
-        ),
-    ] = "m200",
+    model: ModelToMeasure = "m200",
     transport: Annotated[
         list[str] | None,
         typer.Option(
             metavar="shm|grpc|gloo|nixl", help="Transport to measure; repeatable. Default: all."
         ),
     ] = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
-    ] = 512,
-    runs: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, metavar="N", help="Number of repetitions; the median is reported."
-        ),
-    ] = 5,
+    chunk_tokens: ChunkTokens = 512,
+    runs: Runs = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Time hand-offs of KV between two cores, and compare them with the limits of memory and
     loopback, and with a prefill.
@@ -187,7 +158,7 @@ def router(
         ),
     ] = 100_000,
     quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Stream tokens through a router on one core, from mock workers without an engine.
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvrelay.cli.bench import progress_bars
+from kvrelay.cli.bench_options import (
+    ChunkTokens,
+    DeviceKind,
+    ModelToMeasure,
+    Threads,
+    WeightFormat,
+)
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.views.render import console
@@ -21,36 +28,25 @@ if TYPE_CHECKING:
 
 @requires_cluster_extra
 def profile(
-    model: Annotated[
-        str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="Model to measure.")
-    ] = "demo",
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device; cuda uses one GPU.")
-    ] = "cpu",
-    weights: Annotated[
-        Literal["auto", "int8"],
-        typer.Option(help="Format of the weights; auto keeps the dtype of the model."),
-    ] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Engine threads, one per core. Default: 1, or all cores with --device cuda.",
-        ),
-    ] = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
-    ] = 512,
+    model: ModelToMeasure = "demo",
+    device: DeviceKind = "cpu",
+    weights: WeightFormat = "auto",
+    threads: Threads = None,
+    chunk_tokens: ChunkTokens = 512,
     max_batch: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="N", help="Largest batch to measure.")
+        int, typer.Option(min=2, max=4096, metavar="N", help="Largest batch to measure.")
     ] = 32,
     max_tokens: Annotated[
         int, typer.Option(min=256, metavar="N", help="Longest sequence to measure.")
     ] = 8192,
     seconds: Annotated[
         float,
-        typer.Option(min=5, max=3600, metavar="SECONDS", help="Time for the steps' measurements."),
+        typer.Option(
+            min=5,
+            max=3600,
+            metavar="SECONDS",
+            help="Time for the measurements of steps; a slow machine takes longer.",
+        ),
     ] = 75.0,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="File to write the profile to.")

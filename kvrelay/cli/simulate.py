@@ -78,13 +78,7 @@ def simulate(
     ] = None,
     prefill: Pool = None,
     decode: Pool = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R",
-            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,... Default: 1.",
-        ),
-    ] = None,
+    rate: options.RateStages = None,
     num_requests: options.NumRequests = None,
     duration: options.Duration = None,
     burstiness: options.Burstiness = None,
@@ -94,29 +88,11 @@ def simulate(
         int,
         typer.Option(metavar="S", help="Seed; equal seeds give equal simulations."),
     ] = 0,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Trace to replay: Mooncake JSONL, Azure CSV, ServeGen client or folder.",
-        ),
-    ] = None,
-    trace_format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="mooncake|azure|servegen",
-            help="Format of the trace. Default: detected from the file.",
-        ),
-    ] = None,
-    trace_start: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time in the trace at which the replay begins.")
-    ] = 0.0,
-    time_scale: Annotated[
-        str, typer.Option(metavar="X", help="Factor on the times between requests.")
-    ] = "1",
-    length_scale: Annotated[
-        str, typer.Option(metavar="X", help="Factor on the lengths of prompts and answers.")
-    ] = "1",
+    trace: options.Trace = None,
+    trace_format: options.TraceFormat = None,
+    trace_start: options.TraceStart = 0.0,
+    time_scale: options.TimeScale = "1",
+    length_scale: options.LengthScale = "1",
     fail: Annotated[
         list[str] | None,
         typer.Option(metavar="WORKER@SECONDS", help="Kill a worker at a time; repeatable."),
@@ -176,11 +152,7 @@ def simulate(
         with _failures_exit():
             load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
     else:
-        for name, value in (("format", trace_format), ("start", trace_start)):
-            if value:
-                raise typer.BadParameter(f"--trace-{name} requires --trace.")
-        if (time_scale, length_scale) != ("1", "1"):
-            raise typer.BadParameter("--time-scale and --length-scale require --trace.")
+        options.require_trace(trace_format, trace_start, time_scale, length_scale)
         lengths = (prompt_tokens, output_tokens, False, seed)
         load = options.workload(rate, None, burstiness, num_requests, duration, *lengths)
     inputs = _Inputs(
@@ -281,7 +253,13 @@ def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:
         if not isinstance(load, Workload):
             raise InvalidArgument("--sweep rate cannot be combined with --trace")
         load = replace(load, rate=parse_rate(rate))
-    return load, _scenario(inputs, point)
+    scenario = _scenario(inputs, point)
+    if isinstance(load, Workload) and load.prompt_tokens.low >= scenario.max_model_len:
+        raise InvalidArgument(
+            f"--prompt-tokens {load.prompt_tokens}: no prompt fits into the context of "
+            f"{scenario.max_model_len} tokens with an answer"
+        )
+    return load, scenario
 
 
 def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Report:

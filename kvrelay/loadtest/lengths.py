@@ -18,6 +18,11 @@ class Lengths(Protocol):
     """A distribution of lengths in tokens."""
 
     @property
+    def low(self) -> int:
+        """Shortest length."""
+        ...
+
+    @property
     def mean(self) -> float:
         """Expected length."""
         ...
@@ -47,6 +52,8 @@ class Uniform:
         return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
 
 
+# Longest prompt or answer, in tokens.
+_MOST = 2**31 - 1
 # Largest standard deviation of a logarithm; exp of larger values is out of any range.
 MAX_SIGMA = 10.0
 
@@ -99,9 +106,11 @@ def parse_lengths(text: str, field: str) -> Lengths:
         lengths = _lognormal(text) if text.startswith("lognormal:") else _uniform(text)
     except ValueError as error:
         raise InvalidArgument(f"{field}: {text!r} ({error}); {_FORMS}", field=field) from error
-    if not 1 <= lengths.low <= lengths.high:
+    if not 1 <= lengths.low <= lengths.high <= _MOST:
         raise InvalidArgument(
-            f"{field}: {text!r} has a length below 1 or a range in the wrong order", field=field
+            f"{field}: {text!r:.80} has a length below 1 or above {_MOST}, or a range in the wrong "
+            "order",
+            field=field,
         )
     return lengths
 
@@ -113,7 +122,7 @@ def _uniform(text: str) -> Uniform:
 
 def _lognormal(text: str) -> LogNormal:
     pairs = [part.partition("=")[::2] for part in text.removeprefix("lognormal:").split(",")]
-    values = {"min": "1", "max": str(2**31 - 1)} | dict(pairs)
+    values = {"min": "1", "max": str(_MOST)} | dict(pairs)
     if values.keys() != {"median", "sigma", "min", "max"}:
         raise ValueError("median and sigma are required; min and max are optional")
     median, sigma = float(values["median"]), float(values["sigma"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ _FORMS = (
     "give R requests per second, inf, or a comma-separated list of stages R:SECONDS and "
     "FROM-TO:SECONDS"
 )
+# Rates, and seconds of a stage, between which no sum or product overflows.
+_LEAST, _MOST = 1e-9, 1e9
+# A hyphen is a sign inside of an exponent.
+_RANGE = re.compile(r"(.+?)(?<!e)-(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +104,15 @@ def parse_rate(text: str) -> Rate:
 
 def _stage(text: str) -> Stage:
     rates, colon, seconds = text.partition(":")
-    first, dash, last = rates.partition("-")
-    stage = Stage(
-        float(first), float(last if dash else first), float(seconds) if colon else math.inf
-    )
+    found = _RANGE.fullmatch(rates)
+    first, last = found.groups() if found else (rates, rates)
+    stage = Stage(float(first), float(last), float(seconds) if colon else math.inf)
     ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
     if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
         raise ValueError("rates must be 0 or more, and seconds more than 0")
     if (ramp or colon) and not (bounded and math.isfinite(stage.first + stage.last)):
         raise ValueError("the rates and seconds of a stage must be finite")
+    for number in (stage.first, stage.last, stage.seconds):
+        if number and math.isfinite(number) and not _LEAST <= number <= _MOST:
+            raise ValueError(f"{number:g} is outside of {_LEAST:g} to {_MOST:g}")
     return stage

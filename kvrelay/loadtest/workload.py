@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -86,7 +87,8 @@ class Workload:
 
     def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
         """Yields the requests. Token ids are below vocab_size. A closed loop without num_requests
-        is endless.
+        is endless. A prompt that is longer than max_model_len (0: unknown) has one token more than
+        that: no server accepts it, however long it is.
         """
         random = Random(self.seed)
         times: list[float] | repeat[float]
@@ -99,7 +101,8 @@ class Workload:
         # A list shares its int objects: millions of drawn tokens then take one pointer each, not
         # one int each.
         ids = list(range(vocab_size))
-        return (self._request(at, ids, random) for at in times)
+        most = max_model_len + 1 if max_model_len else sys.maxsize
+        return (self._request(at, ids, most, random) for at in times)
 
     def options(self) -> dict[str, Any]:
         """Returns the options of the workload as JSON values."""
@@ -114,8 +117,8 @@ class Workload:
             "seed": self.seed,
         }
 
-    def _request(self, at: float, ids: list[int], random: Random) -> PlannedRequest:
-        length = self.prompt_tokens.draw(random)
+    def _request(self, at: float, ids: list[int], most: int, random: Random) -> PlannedRequest:
+        length = min(most, self.prompt_tokens.draw(random))
         return PlannedRequest(
             at,
             prompt=" ".join(random.choices(_WORDS, k=length)) if self.text else None,

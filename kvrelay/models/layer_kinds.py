@@ -47,7 +47,7 @@ def layer_kinds(keys: ShapeKeys) -> Kinds:
         )
     if shared:
         kinds[number - shared :] = ["shared"] * shared
-    window = keys.optional("sliding_window", "attention_chunk_size")
+    window = keys.optional("sliding_window", "attention_chunk_size", "attention_window_size")
     # A window of 0 is none.
     return tuple(
         ("full", 0) if kind == "sliding" and not window else (kind, window * (kind == "sliding"))
@@ -92,6 +92,13 @@ def _by_rule(keys: ShapeKeys, number: int) -> list[LayerKind]:
         return ["full" if index % period == offset else "state" for index in range(number)]
     if indices := set(keys.indices("attn_layer_indices")):
         return ["full" if index in indices else "state" for index in range(number)]
+    if keys.model_type == "recurrent_gemma" and (cycle := keys.names("block_types")):
+        return [
+            "sliding" if cycle[index % len(cycle)] == "attention" else "state"
+            for index in range(number)
+        ]
+    if keys.model_type == "bamba":
+        return ["state"] * number
     if not keys.optional("sliding_window") or keys.flag("use_sliding_window") is False:
         return ["full"] * number
     if keys.model_type in _PERIODS:

@@ -20,6 +20,8 @@ _AS_MANY_KV_HEADS = {
     *("llama", "phi", "olmo", "olmo2", "mpt", "stablelm", "persimmon", "cohere", "granite"),
     "phi3",
 }
+# Keys of models that run the same layers several times, and keep KV of each time or of the last.
+_LOOPS = ("n_recurrent_loops", "total_ut_steps", "num_loops", "mean_recurrence")
 # Sizes that config.json of a family may leave out. Source: the configuration classes of
 # transformers, where the published files rely on them.
 _DEFAULTS: dict[str, dict[str, int]] = {
@@ -63,7 +65,36 @@ class ShapeKeys:
                 f"config.json: {model_type!r:.60} is an encoder with a decoder; give a model that "
                 "only decodes"
             )
-        return cls(values, model_type)
+        keys = cls(values, model_type)
+        for name in _LOOPS:
+            if keys.optional(name) > 1:
+                raise ModelRefused(
+                    f"config.json: {name} is {keys.optional(name)}: the model runs its layers "
+                    "several times, so its KV does not follow from its layers; it must be 1"
+                )
+        return keys
+
+    def of_layer(self, index: int) -> ShapeKeys:
+        """Returns the keys of one layer: those of the model, with the values that
+        `per_layer_config` overrides for the layer. Raises ModelRefused if it is no mapping.
+
+        Source: `per_layer_config` of transformers' PreTrainedConfig; indices may be padded ("05").
+        """
+        given = self.values.get("per_layer_config")
+        if given is None:
+            return self
+        if not isinstance(given, dict) or len(given) > MAX_LAYERS:
+            raise ModelRefused(
+                f"config.json: per_layer_config is {str(given)[:60]!r}; it must map at most "
+                f"{MAX_LAYERS} layers to keys"
+            )
+        own = given.get(str(index), given.get(f"{index:02}", given.get(f"{index:03}", {})))
+        if not isinstance(own, dict):
+            raise ModelRefused(
+                f"config.json: per_layer_config of layer {index} is {str(own)[:60]!r}; it must map "
+                "keys to values"
+            )
+        return ShapeKeys({**self.values, **own}, self.model_type) if own else self
 
     def optional(self, *names: str) -> int:
         """Returns the first of the sizes that is given; 0 if none is, or if it is null. Raises
@@ -172,6 +203,9 @@ class ShapeKeys:
     @property
     def head_dim(self) -> int:
         """Values of one head."""
+        if self.model_type == "zamba2":
+            # Its attention reads the hidden state beside the embeddings.
+            return 2 * self.hidden // self.heads
         found = self.optional("head_dim", "kv_channels", "attention_head_dim")
         if found:
             return found
@@ -185,17 +219,27 @@ class ShapeKeys:
     def intermediate(self) -> int:
         """Width of a dense feed-forward layer, in values. Some models have sparse layers only."""
         found = self.optional("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+        if self.model_type == "lfm2" and self.flag("block_auto_adjust_ff_dim") is not False:
+            # Source: Lfm2MLP of transformers.
+            unit = self.optional("block_multiple_of") or 256
+            return -(-(2 * (found or 12_288) // 3) // unit) * unit
         return found or self.optional("moe_intermediate_size") or 4 * self.hidden
 
     @property
     def experts(self) -> int:
         """Number of experts that a router chooses from; 0 for a dense model."""
-        return self.optional("num_local_experts", "n_routed_experts", "num_experts")
+        if self.flag("is_moe") is False:
+            return 0
+        return self.optional(
+            "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
+        )
 
     @property
     def chosen(self) -> int:
         """Number of experts that a token visits."""
-        found = self.size("num_experts_per_tok", "top_k_experts", "num_experts_per_token")
+        found = self.size(
+            "num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_k", "moe_topk"
+        )
         if found > self.experts:
             raise ModelRefused(
                 f"config.json: a token visits {found} experts, and the model has {self.experts}"
@@ -204,7 +248,13 @@ class ShapeKeys:
 
     def is_sparse(self, index: int) -> bool:
         """Whether a layer has experts."""
-        if not self.experts or index < self.optional("first_k_dense_replace"):
+        first = self.optional("first_k_dense_replace", "moe_layer_start_index")
+        last = self.optional("moe_layer_end_index") or MAX_LAYERS
+        if not self.experts or not first <= index <= last:
             return False
-        step = self.optional("decoder_sparse_step", "interleave_moe_layer_step") or 1
-        return (index + 1) % step == 0 and index not in self.indices("mlp_only_layers")
+        if period := self.optional("expert_layer_period"):
+            return index % period == self.optional("expert_layer_offset")
+        step = self.optional(
+            "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"
+        )
+        return (index + 1) % (step or 1) == 0 and index not in self.indices("mlp_only_layers")

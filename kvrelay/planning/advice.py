@@ -103,11 +103,13 @@ class Advice:
         return f"decode: {share:.0%} of the batch slots are taken"
 
     def cost(self, demand: Demand, price: float) -> Cost:
-        """Returns the cost of the cluster to take. price: per device and hour."""
+        """Returns the cost of the cluster to take. price: per device and hour. The devices are
+        those of the busiest time, and the tokens those of the mean rate.
+        """
         work = demand.workload
         hour = price * self.chosen_devices
-        answers = work.rate * 3600 * work.mean_answer / 1e6
-        tokens = answers + work.rate * 3600 * work.mean_prompt / 1e6
+        answers = work.mean_rate * 3600 * work.mean_answer / 1e6
+        tokens = answers + work.mean_rate * 3600 * work.mean_prompt / 1e6
         return Cost(hour, hour / answers, hour / tokens)
 
 

@@ -26,6 +26,7 @@ def plan_curves(plan: Plan) -> dict[str, Any]:
     longest = shape.max_position or _CONTEXTS[-1]
     roofline = plan.roofline
     itl_s, chunk = plan.question.slo.itl_s, plan.question.chunk_tokens
+    kept = plan.kv.on(plan.devices)
     context = plan.question.context or _CONTEXT
     handoffs = [
         hand_off(roofline, plan.kv, tokens, chunk, plan.handoff_rate) for tokens in _PROMPTS
@@ -40,7 +41,7 @@ def plan_curves(plan: Plan) -> dict[str, Any]:
             for dtype in _DTYPES
         },
         "context_by_memory": _over_users(
-            lambda users: longest_context(plan.kv, plan.free_bytes, users)
+            lambda users: longest_context(kept, plan.free_bytes, users)
         ),
         "context_by_latency": _over_users(lambda users: latency_context(roofline, users, itl_s)),
         "step_ms": [

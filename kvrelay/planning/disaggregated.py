@@ -66,7 +66,7 @@ def prefill_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         )
     mean_s, scv = demand.mean(services), demand.scv(services)
     offered = work.rate * mean_s
-    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv))
+    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv.on(1)))
     by_link = max(1, math.ceil(work.rate * link_s / LINK_SHARE))
 
     def missed(workers: int) -> float:
@@ -109,7 +109,7 @@ def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         return f"{kind.degree} devices do not hold the KV of one sequence of {mean:,.0f} tokens"
     allowed = _DECODE_PART * (1 - slo.attainment)
     tokens_per_s = work.rate * work.decoded
-    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv))
+    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv.on(1)))
     by_link = max(1, math.ceil(work.rate * link_s / LINK_SHARE))
 
     def missed(workers: int) -> float:

@@ -8,7 +8,7 @@ section 2.1.4 and table 1.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -32,6 +32,13 @@ class KvSize:
     shape: ModelShape
     dtype: str
     form: KvForm
+    # Devices that share the layers (tensor parallelism). Each keeps whole KV heads and whole latent
+    # vectors, so devices beyond the number of KV heads keep copies: Pope et al., section 3.3.
+    degree: int = 1
+
+    def on(self, degree: int) -> KvSize:
+        """Returns the KV of all of `degree` devices together, copies included."""
+        return replace(self, degree=degree)
 
     @cached_property
     def bytes_per_token(self) -> float:
@@ -95,10 +102,9 @@ class KvSize:
         if layer.kv is None:
             return 0.0
         if self._is_latent(layer):
-            return self._vector_bytes(layer.latent)
-        return layer.kv.kv_heads * (
-            self._vector_bytes(layer.kv.k_dim) + self._vector_bytes(layer.kv.v_dim)
-        )
+            return self.degree * self._vector_bytes(layer.latent)
+        kept = -(-layer.kv.kv_heads // self.degree) * self.degree
+        return kept * (self._vector_bytes(layer.kv.k_dim) + self._vector_bytes(layer.kv.v_dim))
 
     def _vector_bytes(self, dim: int) -> float:
         return dim * KV_DTYPES[self.dtype] + _SCALED.get(self.dtype, 0.0)

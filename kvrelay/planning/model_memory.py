@@ -60,13 +60,12 @@ class ModelMemory:
     def _read(self) -> tuple[float, dict[tuple[int, int], float]]:
         """Parameters that every step reads, and those of experts by (experts, chosen)."""
         shape = self.shape
-        lookup = 0 if shape.tied else shape.vocab * shape.hidden
         groups: dict[tuple[int, int], float] = {}
         for one in shape.feed_forward:
             if one.experts > one.chosen:
                 key = one.experts, one.chosen
                 groups[key] = groups.get(key, 0.0) + one.expert_parameters
-        return float(shape.dense_parameters - lookup), groups
+        return float(shape.dense_parameters - shape.lookup_parameters), groups
 
     def activation_bytes(self, tokens: int, rows: int) -> float:
         """Returns the bytes of the largest tensors that live together in a step of `tokens` tokens
@@ -89,4 +88,4 @@ def matrix_parameters(shape: ModelShape) -> int:
     """Returns the parameters that a token is multiplied with. The embeddings are looked up, unless
     the head shares them.
     """
-    return shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+    return shape.active_parameters - shape.lookup_parameters

@@ -71,7 +71,9 @@ def described(
         _check_parameters(name, shape, config, tensors)
         if weights is None:
             size, told = float(sum(one.num_bytes for one in tensors)), "files of the weights"
-    source = "config.json and headers of the weights" if tensors is not None else "config.json"
+    source = "config.json; the parameters are computed from its sizes"
+    if tensors is not None:
+        source = "config.json and headers of the weights"
     return PlannedModel(
         name,
         shape,

@@ -21,7 +21,7 @@ from kvrelay.planning.device import Device, Efficiency
 from kvrelay.planning.handoff import Handoff, hand_off
 from kvrelay.planning.kv_size import KV_DTYPES, KvForm, KvSize
 from kvrelay.planning.model_source import PlannedModel
-from kvrelay.planning.quantity import decimal_bytes
+from kvrelay.planning.quantity import decimal_bytes, kib
 from kvrelay.planning.roofline import Roofline
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.planning.worker_kind import LinearCosts, StepCosts, WorkerKind
@@ -124,6 +124,7 @@ def make_plan(question: Question) -> Plan:
         )
     kv = KvSize(model.shape, dtype, question.kv_form)
     devices, free = _fit(question)
+    kept = kv.on(devices)
     roofline = _roofline(question, kv, devices)
     activations = _activations(question)
     usable = devices * question.device.memory_bytes * question.memory_share
@@ -144,11 +145,11 @@ def make_plan(question: Question) -> Plan:
         activation_bytes=activations,
         free_bytes=free,
         roofline=roofline,
-        walls=tuple(_wall(question, kv, roofline, free, users) for users in _users(question)),
+        walls=tuple(_wall(question, kept, roofline, free, users) for users in _users(question)),
         users=tuple(
             UsersFit(
                 context,
-                most_users(kv, free, context),
+                most_users(kept, free, context),
                 latency_users(roofline, context, question.slo.itl_s),
             )
             for context in _contexts(question)
@@ -164,7 +165,7 @@ def make_plan(question: Question) -> Plan:
         demand=demand,
         advice=advice,
         cost=cost,
-        notes=tuple(_notes(question, kv, longest)),
+        notes=tuple(_notes(question, kept, longest)),
     )
 
 
@@ -211,7 +212,8 @@ def _fit(question: Question) -> tuple[int, float]:
 
 
 def _roofline(question: Question, kv: KvSize, degree: int) -> Roofline:
-    return Roofline(question.model.memory, kv, question.device, question.efficiency, degree)
+    memory, device = question.model.memory, question.device
+    return Roofline(memory, kv.on(degree), device, question.efficiency, degree)
 
 
 def _kinds(question: Question, kv: KvSize, costs: StepCosts | None) -> list[WorkerKind]:
@@ -219,14 +221,14 @@ def _kinds(question: Question, kv: KvSize, costs: StepCosts | None) -> list[Work
     if costs is not None or question.devices is not None:
         degree = question.devices or _fit(question)[0]
         one = costs or _roofline(question, kv, degree)
-        return [WorkerKind(degree, one, kv, _room(question, degree))]
+        return [WorkerKind(degree, one, kv.on(degree), _room(question, degree))]
     found = []
     for degree in _DEGREES:
         try:
             room = _room(question, degree)
         except FailedPrecondition:
             continue
-        found.append(WorkerKind(degree, _roofline(question, kv, degree), kv, room))
+        found.append(WorkerKind(degree, _roofline(question, kv, degree), kv.on(degree), room))
     return found
 
 
@@ -283,13 +285,18 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
         )
     if "state" in kinds:
         found.append(
-            "layers with a state: the state's bytes are not counted, and kvrelay's engine does not "
-            "run such models"
+            "layers with a state: the bytes of the state are not counted, their parameters are "
+            "counted as those of attention, and kvrelay's engine does not run such models"
         )
     if question.workload is not None and longest and question.workload.longest > longest:
         found.append(
             f"the longest request has {question.workload.longest:,} tokens, and the model allows "
             f"{longest:,}"
+        )
+    if kv.bytes_per_token > (one := kv.on(1).bytes_per_token):
+        found.append(
+            f"{kv.degree} devices keep copies of KV heads or latent vectors: a token takes "
+            f"{kib(kv.bytes_per_token)} of a worker, {kv.bytes_per_token / one:.3g} times its size"
         )
     if kv.dtype not in ("bf16", "fp16", "float32", "int8"):
         found.append(f"kvrelay's engine does not keep KV in {kv.dtype}")

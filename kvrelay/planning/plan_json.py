@@ -91,6 +91,7 @@ def _kv(plan: Plan) -> Json:
         "dtype": plan.kv.dtype,
         "form": plan.kv.form,
         "bytes_per_token": plan.kv.bytes_per_token,
+        "bytes_per_token_of_a_worker": plan.kv.on(plan.devices).bytes_per_token,
         "bytes_per_token_beyond_windows": plan.kv.bytes_per_old_token,
         "formula": plan.kv.formula,
         "native_bytes_per_token": native,

@@ -17,17 +17,18 @@ _LARGEST = 1e18
 def parse_bytes(text: str, option: str, default_unit: str = "g") -> float:
     """Returns the bytes of `80GB`, `64GiB` or `3.35TB/s`. A plain number has `default_unit`.
 
-    Raises InvalidArgument, which names the option, unless the result is above 0 and finite.
+    Raises InvalidArgument, which names the option, unless the result is from 1 byte to `_LARGEST`.
     """
     match = _QUANTITY.fullmatch(text.strip().lower())
     if match:
         prefix = match[2] or ("" if text.strip().lower().endswith("b") else default_unit)
         factor = _BINARY.get(prefix) or _PREFIX.get(prefix)
-        if factor and 0 < (found := float(match[1]) * factor) <= _LARGEST:
+        if factor and 1 <= (found := float(match[1]) * factor) <= _LARGEST:
             return found
     raise InvalidArgument(
-        f"{option} {text!r:.40} is not a size above 0; write a number with a unit, such as 80GB, "
-        "64GiB or 3.35TB",
+        f"{option} {text!r:.40} is not a size from 1 B to {_LARGEST / 1e15:,.0f} PB; write a "
+        "number with a unit, such as 80GB, 64GiB or 3.35TB; a number alone is in "
+        f"{default_unit.upper()}B",
         field=option,
     )
 

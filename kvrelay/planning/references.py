@@ -11,6 +11,11 @@ REFERENCES: list[tuple[str, str, str]] = [
         "sec. 2.1.4",
     ),
     (
+        "KV of tensor parallel devices",
+        "each keeps ceil(KV heads / devices) heads, and whole latent vectors",
+        "Pope et al. 2022, sec. 3.3",
+    ),
+    (
         "longest context",
         "(memory - weights - activations) / users / KV bytes per token",
         "Kwon et al. 2023 (PagedAttention), sec. 3",
@@ -19,6 +24,11 @@ REFERENCES: list[tuple[str, str, str]] = [
         "operations",
         "2 x parameters x tokens + 2 x layers x heads x (K dim + V dim) x pairs",
         "Kaplan et al. 2020, sec. 2.1 and table 1",
+    ),
+    (
+        "decode over latent vectors",
+        "heads x (latent + rope dim + latent) values per pair, with absorbed matrices",
+        "DeepSeek-V2 2024, sec. 2.1.2",
     ),
     (
         "step time",
@@ -65,6 +75,7 @@ REFERENCES: list[tuple[str, str, str]] = [
 ASSUMPTIONS: list[str] = [
     "Shares of peak rates that an engine reaches: --compute-efficiency, --bandwidth-efficiency, "
     "--link-efficiency. Measure yours with `kvrelay bench engine`.",
+    "Matrix products have the rate of the weights' dtype, attention at most that of bf16.",
     "An all-reduce has a latency of 10 us; a step has no other fixed cost.",
     "Experts are chosen evenly. Speculation is off. Prefix caches hold --cached-share of the "
     "prompts.",

@@ -7,6 +7,7 @@ Tensor parallelism: Shoeybi et al., "Megatron-LM" (2019), section 3.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,6 +17,8 @@ from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.model_memory import ModelMemory, matrix_parameters
 from kvrelay.planning.step_cost_model import StepCostModel
 
+# Layers by values per pair of tokens, K and V together, and window in tokens.
+_Widths = dict[tuple[int, int], int]
 Bound = Literal["compute", "bandwidth"]
 # Bytes of an activation between devices.
 _ACTIVATION_BYTES = 2
@@ -59,9 +62,17 @@ class Roofline:
 
     @property
     def operations_per_s(self) -> float:
-        """Operations per second that all devices reach."""
+        """Operations per second of the matrix products that all devices reach."""
         dtype = self.memory.weight_dtype
         return self.degree * self.device.rate(dtype) * self.efficiency.compute
+
+    @property
+    def attention_operations_per_s(self) -> float:
+        """Operations per second of the attention that all devices reach. Weights of fewer bits do
+        not make it faster: queries and probabilities are bf16.
+        """
+        rate = min(self.device.rate("bf16"), self.device.rate(self.memory.weight_dtype))
+        return self.degree * rate * self.efficiency.compute
 
     @property
     def bytes_per_s(self) -> float:
@@ -88,7 +99,8 @@ class Roofline:
         together: of the matrices, and of the attention.
         """
         each = context_tokens / batch if batch else 0.0
-        operations = batch * self._attention_operations(1, max(0.0, each - 1))
+        before = max(0.0, each - 1)
+        operations = batch * self._attention_operations(1, before, self._decode_widths)
         moved = batch * self.kv.sequence_bytes(each)
         return self.matrices(batch), Work(operations, moved)
 
@@ -96,15 +108,19 @@ class Roofline:
         """Returns the work of all matrix products of a step of `tokens` tokens."""
         return Work(2.0 * self._parameters * tokens, self.memory.read_bytes(tokens))
 
-    def seconds(self, *parts: Work) -> float:
+    def seconds(self, matrices: Work, *attention: Work) -> float:
         """Returns the time of kernels that run one after the other, each as long as the larger of
         its bounds. Matrix products and attention are such kernels (Zhu et al., "NanoFlow", 2024,
         section 3).
         """
-        return sum(
-            max(part.operations / self.operations_per_s, part.moved_bytes / self.bytes_per_s)
-            for part in parts
-        )
+        bounds = (matrices.operations / self.operations_per_s, self._moved_s(matrices))
+        return max(bounds) + sum(map(self._attention_s, attention))
+
+    def _attention_s(self, work: Work) -> float:
+        return max(work.operations / self.attention_operations_per_s, self._moved_s(work))
+
+    def _moved_s(self, work: Work) -> float:
+        return work.moved_bytes / self.bytes_per_s
 
     def bound(self, work: Work) -> Bound:
         """Returns which of both bounds is larger."""
@@ -118,7 +134,7 @@ class Roofline:
         """Returns the seconds of all chunks of a prompt. The attention counts as one kernel."""
         full, rest = divmod(tokens, chunk_tokens)
         _, attention = self.prefill_parts(tokens, before)
-        total = self.seconds(attention)
+        total = self._attention_s(attention)
         for size, number in ((chunk_tokens, full), (rest, 1 if rest else 0)):
             if number:
                 total += number * (self.seconds(self.matrices(size)) + self._all_reduce_s(size))
@@ -155,7 +171,7 @@ class Roofline:
         """
         chunk = self.prefill_s(chunk_tokens)
         # Attention of a token to one earlier token.
-        pair = self._attention_operations(1, 0) / self.operations_per_s
+        pair = self._attention_operations(1, 0) / self.attention_operations_per_s
         read = self.memory.read_bytes(batch) / self.bytes_per_s + self._all_reduce_s(0)
         kv = self.kv.bytes_per_old_token or self.kv.bytes_per_token
         context_token = kv / self.bytes_per_s
@@ -183,22 +199,40 @@ class Roofline:
     def _parameters(self) -> int:
         return matrix_parameters(self.memory.shape)
 
-    def _attention_operations(self, tokens: float, before: float) -> float:
+    def _attention_operations(
+        self, tokens: float, before: float, widths: _Widths | None = None
+    ) -> float:
         """Returns the operations of the attention of `tokens` tokens after `before` tokens."""
         return sum(
             2.0 * count * self.memory.shape.heads * width * _pairs(tokens, before, window)
-            for (width, window), count in self._widths.items()
+            for (width, window), count in (widths or self._widths).items()
         )
 
     @cached_property
-    def _widths(self) -> dict[tuple[int, int], int]:
+    def _widths(self) -> _Widths:
         """Counts the layers by (k_dim + v_dim, window)."""
-        found: dict[tuple[int, int], int] = {}
-        for layer in self.memory.shape.layers:
-            if layer.kv is not None:
-                key = layer.kv.k_dim + layer.kv.v_dim, layer.window
-                found[key] = found.get(key, 0) + 1
-        return found
+        return _count(
+            (one.kv.k_dim + one.kv.v_dim, one.window)
+            for one in self.memory.shape.layers
+            if one.kv is not None
+        )
+
+    @cached_property
+    def _decode_widths(self) -> _Widths:
+        """The same of a decode step. Over latent vectors, each head multiplies with the whole
+        vector and sums what K and V are computed from, since the matrices that expand it are
+        absorbed into the query and the output: DeepSeek-V2 (2024), section 2.1.2.
+        """
+        if self.kv.form == "native":
+            return self._widths
+        return _count(
+            (
+                one.latent + one.latent_rank if one.latent else one.kv.k_dim + one.kv.v_dim,
+                one.window,
+            )
+            for one in self.memory.shape.layers
+            if one.kv is not None
+        )
 
     def _all_reduce_s(self, tokens: float) -> float:
         """Returns the seconds of two all-reduces per layer, each of which moves 2 (n - 1) / n times
@@ -210,6 +244,13 @@ class Roofline:
         moved = 2 * (degree - 1) / degree * tokens * shape.hidden * _ACTIVATION_BYTES
         each = _ALL_REDUCE_S + moved / (self.device.link * self.efficiency.link)
         return 2 * len(shape.layers) * each
+
+
+def _count(keys: Iterable[tuple[int, int]]) -> _Widths:
+    found: _Widths = {}
+    for key in keys:
+        found[key] = found.get(key, 0) + 1
+    return found
 
 
 def _pairs(tokens: float, before: float, window: int) -> float:

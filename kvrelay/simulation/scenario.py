@@ -13,6 +13,8 @@ from kvrelay.types.workers import POOLS, PoolName
 
 # More workers than that are beyond a simulation in one process.
 MAX_WORKERS = 10_000
+# KV blocks of all workers together. Each takes 32 bytes of this process, and more while it is held.
+MAX_BLOCKS = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,30 @@ class Scenario:
                 if one.worker_id not in names:
                     raise InvalidArgument(
                         f"--fail {one.worker_id}: there is no such worker; the workers are "
-                        f"prefill-0 to prefill-{sizes['prefill'] - 1} and decode-0 to "
-                        f"decode-{sizes['decode'] - 1}"
+                        + " and ".join(
+                            f"{pool}-0 to {pool}-{sizes[pool] - 1}" for pool in POOLS if sizes[pool]
+                        )
                     )
+        blocks = 0
         for pool in POOLS:
+            if self.pools[pool] and self.config.pool_kv(pool).memory == "auto":
+                raise InvalidArgument(
+                    f"kv.memory of the {pool} pool is auto, which depends on the machine; give the "
+                    "bytes of one worker, such as 8GiB"
+                )
             for profile in self.pools[pool]:
+                blocks += self.num_blocks(pool, profile)
                 if not self.num_blocks(pool, profile):
                     size = self.config.pool_kv(pool).block_size * profile.kv_token_bytes
                     raise InvalidArgument(
                         f"kv.memory {self.config.pool_kv(pool).memory} of a {pool} worker holds "
                         f"no block of {size} bytes; give more memory or a smaller kv.block_size"
                     )
+        if blocks > MAX_BLOCKS:
+            raise InvalidArgument(
+                f"the workers have {blocks:,} KV blocks together; the most is {MAX_BLOCKS:,}; "
+                "lower kv.memory or raise kv.block_size"
+            )
 
     @property
     def max_model_len(self) -> int:

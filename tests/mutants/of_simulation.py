@@ -1,38 +1,68 @@
-"""Safeguards of the simulation and of the profile's fit."""
+"""Safeguards of the simulation, of the plan and of the profile's fit."""
 
 from __future__ import annotations
 
 from mutants.mutant import Mutant
 
 _PROPERTIES = "unit/simulation/test_simulation_properties.py"
+_CLOSED_FORMS = "unit/simulation/test_closed_forms.py"
+_PROFILING = "unit/bench/test_profiling.py"
+_DEVICES = "unit/planning/test_tensor_parallel_kv.py"
+
+
+def _mutant(name: str, file: str, before: str, after: str, test: str) -> Mutant:
+    """A mutant of a file of kvrelay that one test finds."""
+    return Mutant(name=name, file=f"kvrelay/{file}", before=before, after=after, tests=(test,))
+
 
 MUTANTS = (
-    Mutant(
-        name="a run of decode steps begins without spare blocks",
-        file="kvrelay/simulation/decode_steps.py",
-        before="if not self._prompts and self._has_room():",
-        after="if not self._prompts:",
-        tests=(f"{_PROPERTIES}::test_batches_that_outgrow_their_blocks_are_preempted",),
+    _mutant(
+        "a run of decode steps begins without spare blocks",
+        "simulation/decode_steps.py",
+        "if not self._prompts and self._has_room():",
+        "if not self._prompts:",
+        f"{_PROPERTIES}::test_batches_that_outgrow_their_blocks_are_preempted",
     ),
-    Mutant(
-        name="no worker replaces a dead one in a simulation",
-        file="kvrelay/simulation/controller.py",
-        before="if not worker.draining:",
-        after="if worker.draining:",
-        tests=(f"{_PROPERTIES}::test_a_killed_worker_costs_time_and_no_request",),
+    _mutant(
+        "no worker replaces a dead one in a simulation",
+        "simulation/controller.py",
+        "if not worker.draining:",
+        "if worker.draining:",
+        f"{_PROPERTIES}::test_a_killed_worker_costs_time_and_no_request",
     ),
-    Mutant(
-        name="the router is not told of single steps",
-        file="kvrelay/simulation/router.py",
-        before="self.dispatcher.stepped(worker_id, size, seconds, now)",
-        after="pass",
-        tests=(f"{_PROPERTIES}::test_the_router_measures_single_steps",),
+    _mutant(
+        "the router is not told of single steps",
+        "simulation/router.py",
+        "self.dispatcher.stepped(worker_id, size, seconds, now)",
+        "pass",
+        f"{_PROPERTIES}::test_the_router_measures_single_steps",
     ),
-    Mutant(
-        name="a fitted cost may be negative",
-        file="kvrelay/bench/profiling/fit.py",
-        before="if np.any(found < 0):",
-        after="if False:",
-        tests=("unit/bench/test_profiling.py::test_no_other_coefficients_fit_better",),
+    _mutant(
+        "the blocks of a simulation have no bound",
+        "simulation/scenario.py",
+        "if blocks > MAX_BLOCKS:",
+        "if False:",
+        f"{_CLOSED_FORMS}::test_the_blocks_of_all_workers_are_bounded",
+    ),
+    _mutant(
+        "a fitted cost may be negative",
+        "bench/profiling/fit.py",
+        "if np.any(found < 0):",
+        "if False:",
+        f"{_PROFILING}::test_no_other_coefficients_fit_better",
+    ),
+    _mutant(
+        "a fit may have an error of 0 because it has too few measurements",
+        "bench/profiling/fit.py",
+        "few = len(y) <= x.shape[-1]",
+        "few = False",
+        f"{_PROFILING}::test_too_few_measurements_are_refused",
+    ),
+    _mutant(
+        "devices without a KV head of their own keep none",
+        "planning/kv_size.py",
+        "kept = -(-layer.kv.kv_heads // self.degree) * self.degree",
+        "kept = layer.kv.kv_heads",
+        f"{_DEVICES}::test_devices_keep_whole_heads_and_whole_latent_vectors",
     ),
 )

@@ -26,11 +26,14 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], what: str) ->
 
     Every subset of the coefficients is tried with the others 0, which is exact: the minimum under
     the bounds is the free minimum of one of the subsets. Raises FailedPrecondition if the
-    measurements do not determine the coefficients.
+    measurements do not determine the coefficients and their error.
     """
     x, y = np.array(rows, float), np.array(seconds, float)
     scaled = x / np.maximum(np.abs(x).max(axis=0, initial=0.0), 1e-300)
-    if not np.all(y > 0) or np.linalg.matrix_rank(scaled) < x.shape[-1]:
+    # As many measurements as coefficients are met exactly, whatever they are: the error of such a
+    # fit would be 0 and tell nothing.
+    few = len(y) <= x.shape[-1]
+    if few or not np.all(y > 0) or np.linalg.matrix_rank(scaled) < x.shape[-1]:
         raise FailedPrecondition(
             f"{what}: {len(y)} measurements do not determine {x.shape[-1]} coefficients; give more "
             "time or a model with a longer context"

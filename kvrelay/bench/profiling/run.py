@@ -143,18 +143,16 @@ class _Steps:
         self._random = Random(0)
         most = min(self._longest, self._kv_tokens)
         self.lengths = [one for one in LENGTHS if one <= most] or [max(1, most)]
-        # Small ones first. The essential ones determine the fit, so they are measured however
-        # slow the machine is.
+        # Small ones first. The essential ones determine the fit and its error, so they are measured
+        # however slow the machine is.
         contexts = [one for one in CONTEXTS if one <= self._longest][:2]
-        batches = [one for one in (1, 4) if one <= options.max_batch]
-        self._essential = {(one, contexts[0]) for one in batches} | {
-            (1, context) for context in contexts
-        }
+        batches = (1, min(4, options.max_batch))
+        self._essential = {(batch, context) for batch in batches for context in contexts}
         self.cases = sorted(
             (
                 (batch, context)
                 for context in CONTEXTS
-                for batch in BATCHES
+                for batch in sorted({*BATCHES, min(4, options.max_batch)})
                 if batch <= options.max_batch
                 and context <= self._longest
                 and batch * (context + spare + 64) <= self._kv_tokens
@@ -168,9 +166,9 @@ class _Steps:
         seconds: dict[int, list[float]] = {}
         token_s = 0.0
         for tokens in self.lengths:
-            # Twice, because the first run may compile and does not count. Three lengths at least
-            # determine the fit.
-            if len(seconds) >= 3 and 2 * tokens * token_s > until - time.monotonic():
+            # Twice, because the first run may compile and does not count. Four lengths at least
+            # determine the fit of three coefficients and its error.
+            if len(seconds) >= 4 and 2 * tokens * token_s > until - time.monotonic():
                 break
             self._engine.prefill(self._prompt(tokens))
             seconds[tokens] = [self._engine.prefill(self._prompt(tokens))]

@@ -30,13 +30,7 @@ app = App(
 def run(
     slo: options.Words = None,
     target: options.TargetOption = "127.0.0.1:50051",
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R",
-            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,... Default: 1.",
-        ),
-    ] = None,
+    rate: options.RateStages = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -52,33 +46,11 @@ def run(
     text: options.Text = False,
     vocab_size: options.VocabSize = None,
     timeout: options.Timeout = 600.0,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Trace to replay: Mooncake JSONL, Azure CSV, ServeGen client or folder.",
-        ),
-    ] = None,
-    trace_format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="mooncake|azure|servegen",
-            help="Format of the trace. Default: detected from the file.",
-        ),
-    ] = None,
-    trace_start: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time in the trace at which the replay begins.")
-    ] = 0.0,
-    time_scale: Annotated[
-        str,
-        typer.Option(
-            metavar="X", help="Factor on the times between requests; 1/10 is ten times faster."
-        ),
-    ] = "1",
-    length_scale: Annotated[
-        str,
-        typer.Option(metavar="X", help="Factor on the lengths of prompts, prefixes and answers."),
-    ] = "1",
+    trace: options.Trace = None,
+    trace_format: options.TraceFormat = None,
+    trace_start: options.TraceStart = 0.0,
+    time_scale: options.TimeScale = "1",
+    length_scale: options.LengthScale = "1",
     goodput: options.Goodput = None,
     expect_path: Annotated[
         str | None,
@@ -129,11 +101,7 @@ def run(
         shape = (trace, trace_format, trace_start, time_scale, length_scale, num_requests, duration)
         load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
     else:
-        for name, value in (("format", trace_format), ("start", trace_start)):
-            if value:
-                raise typer.BadParameter(f"--trace-{name} requires --trace.")
-        if (time_scale, length_scale) != ("1", "1"):
-            raise typer.BadParameter("--time-scale and --length-scale require --trace.")
+        options.require_trace(trace_format, trace_start, time_scale, length_scale)
         lengths = (prompt_tokens, output_tokens, text, seed)
         load = options.workload(rate, concurrency, burstiness, num_requests, duration, *lengths)
     if expect_path not in (None, "disaggregated", "local"):

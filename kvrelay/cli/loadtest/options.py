@@ -53,18 +53,65 @@ Burstiness = Annotated[
         help="Shape of the arrivals: 1 is Poisson, less is bursty, inf is even. Default: 1.",
     ),
 ]
-PromptTokens = Annotated[
+RateStages = Annotated[
     str | None,
     typer.Option(
-        metavar="DIST",
-        help="Prompt length: N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. Default: 256.",
+        metavar="R",
+        help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,... Default: 1.",
     ),
 ]
-OutputTokens = Annotated[
-    str | None,
+
+
+# `kvrelay plan` declares these in a panel of its own, with other defaults.
+
+
+def prompt_tokens_option(default: str = "", panel: str | None = None) -> Any:
+    """Declares --prompt-tokens. default: a sentence that the help ends with."""
+    told = "Prompt length: N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B."
+    return typer.Option(metavar="DIST", help=f"{told} {default}".rstrip(), rich_help_panel=panel)
+
+
+def output_tokens_option(default: str = "", panel: str | None = None) -> Any:
+    """Declares --output-tokens. default: a sentence that the help ends with."""
+    told = "Answer length, in the forms of --prompt-tokens."
+    return typer.Option(metavar="DIST", help=f"{told} {default}".rstrip(), rich_help_panel=panel)
+
+
+def trace_option(verb: str, panel: str | None = None) -> Any:
+    """Declares --trace. verb: what happens to the trace."""
+    told = f"Trace to {verb}: Mooncake JSONL, Azure CSV, ServeGen client or folder."
+    return typer.Option(metavar="FILE", help=told, rich_help_panel=panel)
+
+
+def trace_format_option(panel: str | None = None) -> Any:
+    """Declares --trace-format."""
+    return typer.Option(
+        metavar="mooncake|azure|servegen",
+        help="Format of the trace. Default: detected from the file.",
+        rich_help_panel=panel,
+    )
+
+
+def trace_start_option(panel: str | None = None) -> Any:
+    """Declares --trace-start."""
+    told = "Time in the trace at which to begin."
+    return typer.Option(metavar="SECONDS", help=told, rich_help_panel=panel)
+
+
+PromptTokens = Annotated[str | None, prompt_tokens_option("Default: 256.")]
+OutputTokens = Annotated[str | None, output_tokens_option("Default: 64.")]
+Trace = Annotated[Path | None, trace_option("replay")]
+TraceFormat = Annotated[str | None, trace_format_option()]
+TraceStart = Annotated[float, trace_start_option()]
+TimeScale = Annotated[
+    str,
     typer.Option(
-        metavar="DIST", help="Answer length, in the forms of --prompt-tokens. Default: 64."
+        metavar="X", help="Factor on the times between requests; 1/10 is ten times faster."
     ),
+]
+LengthScale = Annotated[
+    str,
+    typer.Option(metavar="X", help="Factor on the lengths of prompts, prefixes and answers."),
 ]
 Seed = Annotated[
     int | None,
@@ -167,6 +214,17 @@ def exclude(option: str, others: Mapping[str, object], why: str) -> None:
     for name, value in others.items():
         if value not in (None, False):
             raise typer.BadParameter(f"{option} cannot be combined with {name}: {why}.")
+
+
+def require_trace(
+    trace_format: str | None, trace_start: float, time_scale: str, length_scale: str
+) -> None:
+    """Raises typer.BadParameter for an option that has no meaning without --trace."""
+    for name, value in (("format", trace_format), ("start", trace_start)):
+        if value:
+            raise typer.BadParameter(f"--trace-{name} requires --trace.")
+    if (time_scale, length_scale) != ("1", "1"):
+        raise typer.BadParameter("--time-scale and --length-scale require --trace.")
 
 
 def workload(

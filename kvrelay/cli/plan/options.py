@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+from kvrelay.cli.loadtest.options import (
+    output_tokens_option,
+    prompt_tokens_option,
+    trace_format_option,
+    trace_option,
+    trace_start_option,
+)
+
 _DEVICE, _WORKLOAD, _ENGINE = "Device", "Workload", "Engine"
 
 ModelName = Annotated[
@@ -188,22 +196,8 @@ RateOption = Annotated[
         rich_help_panel=_WORKLOAD,
     ),
 ]
-PromptTokens = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIST",
-        help="Prompt length: N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B.",
-        rich_help_panel=_WORKLOAD,
-    ),
-]
-OutputTokens = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIST",
-        help="Answer length, in the forms of --prompt-tokens.",
-        rich_help_panel=_WORKLOAD,
-    ),
-]
+PromptTokens = Annotated[str | None, prompt_tokens_option(panel=_WORKLOAD)]
+OutputTokens = Annotated[str | None, output_tokens_option(panel=_WORKLOAD)]
 Burstiness = Annotated[
     float | None,
     typer.Option(
@@ -220,28 +214,9 @@ CachedShare = Annotated[
         rich_help_panel=_WORKLOAD,
     ),
 ]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Trace: Mooncake JSONL, Azure CSV, ServeGen client or folder.",
-        rich_help_panel=_WORKLOAD,
-    ),
-]
-TraceFormat = Annotated[
-    str | None,
-    typer.Option(
-        metavar="mooncake|azure|servegen",
-        help="Format of the trace. Default: detected from the file.",
-        rich_help_panel=_WORKLOAD,
-    ),
-]
-TraceStart = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS", help="Time in the trace to begin at.", rich_help_panel=_WORKLOAD
-    ),
-]
+Trace = Annotated[Path | None, trace_option("read", _WORKLOAD)]
+TraceFormat = Annotated[str | None, trace_format_option(_WORKLOAD)]
+TraceStart = Annotated[float, trace_start_option(_WORKLOAD)]
 Duration = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Time of the trace to read.", rich_help_panel=_WORKLOAD),

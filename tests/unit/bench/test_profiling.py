@@ -114,7 +114,15 @@ def test_no_other_coefficients_fit_better(seed: int) -> None:
         assert error(other) >= least - 1e-9
 
 
-@pytest.mark.parametrize("rows", [[(1.0, 2.0)], [(1.0, 2.0), (1.0, 2.0)]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1.0, 2.0)],
+        [(1.0, 2.0), (1.0, 2.0)],
+        # Met exactly by two coefficients, so that the error would be 0.
+        [(1.0, 2.0), (1.0, 3.0)],
+    ],
+)
 def test_too_few_measurements_are_refused(rows: list[tuple[float, float]]) -> None:
     with pytest.raises(FailedPrecondition, match="do not determine"):
         fit(rows, [1.0] * len(rows), "decode")

@@ -6,6 +6,7 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import given, settings
@@ -112,7 +113,7 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--rate", "x"], 2, "--rate"),
         (["--profile", "PROFILE", "--trace", "PROFILE"], 1, ":1:"),
         (["--profile", "PROFILE", "--trace", "HOLES"], 1, "two lengths"),
-        (["--profile", "PROFILE", "--prompt-tokens", "9000"], 1, "do not fit"),
+        (["--profile", "PROFILE", "--prompt-tokens", "9000"], 1, "no prompt fits"),
         (["--profile", "PROFILE", "--routers", "2"], 1, "2 routers"),
         (["--profile", "PROFILE", "--time-scale", "2"], 2, "require --trace"),
         (["--profile", "PROFILE", "--trace-start", "2"], 2, "requires --trace"),
@@ -175,3 +176,30 @@ def test_no_point_beats_a_pareto_point(figures: list[tuple[int, int]]) -> None:
         beaten = any(beats(one, point) for one in points)
         same = any((one.goodput, one.cost) == (point.goodput, point.cost) for one in best)
         assert same is not beaten
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(8192, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_prompts_that_no_context_holds_are_refused_before_they_are_made(
+    low: int, more: int
+) -> None:
+    file = Path(mkdtemp()) / "profile.json"
+    file.write_text(json.dumps(simulated.profile().to_json()))
+    length = f"{low}-{min(2**31 - 1, low + more)}"
+    assert run(["simulate", "--profile", str(file), *COUNT, "--prompt-tokens", length]) == 1
+    file.unlink()
+    file.parent.rmdir()
+
+
+@pytest.mark.parametrize("option", [("--rate", "1e300"), ("--prompt-tokens", str(2**40))])
+def test_numbers_without_bounds_are_usage_errors(profile: str, option: tuple[str, str]) -> None:
+    assert run(["simulate", "--profile", profile, "--num-requests", "2", *option]) == 2
+
+
+def test_a_memory_of_the_machine_is_refused_in_one_line(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", "--profile", profile, *COUNT, "--sweep", "kv.memory=auto"]) == 1
+    error = capsys.readouterr().err
+    assert "is auto, which depends on the machine" in error
+    assert error.count("\n") == 1

@@ -126,3 +126,21 @@ def test_the_first_arrival_may_be_expected_later() -> None:
 def test_stages_do_not_add_up_to_for_ever() -> None:
     with pytest.raises(InvalidArgument, match="--rate"):
         parse_rate("1:1e308,1:1e308")
+
+
+@given(st.floats(1e-9, 1e9), st.none() | st.floats(1e-9, 1e9), st.none() | st.floats(1e-9, 1e9))
+def test_any_rate_between_the_bounds_is_read_as_it_is_written(
+    first: float, last: float | None, seconds: float | None
+) -> None:
+    text = f"{first!r}{'' if last is None else f'-{last!r}'}"
+    if seconds is not None or (last is not None and last != first):
+        text += f":{seconds or 1.0!r}"
+    (stage,) = parse_rate(text)
+    assert (stage.first, stage.last) == (first, first if last is None else last)
+    assert math.isfinite(stage.time_of(min(stage.arrivals, 1.0) / 2))
+
+
+@pytest.mark.parametrize("text", ["1e300", "1e-300", "1-1e155:5", "1:1e-200", "1:1e200"])
+def test_rates_whose_products_overflow_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is outside of 1e-09 to 1e"):
+        parse_rate(text)

@@ -112,6 +112,10 @@ def test_the_choice_has_the_fewest_devices(asked: Demand) -> None:
     cost = found.cost(asked, 2.0)
     per_hour = asked.workload.rate * 3600 * asked.workload.mean_answer / 1e6
     assert cost.per_million_output * per_hour == pytest.approx(2.0 * found.chosen_devices)
+    # The devices of the busiest minute run all day, and most of it brings fewer tokens.
+    quiet = replace(asked, workload=replace(asked.workload, mean_rate=asked.workload.rate / 4))
+    assert found.cost(quiet, 2.0).per_hour == cost.per_hour
+    assert found.cost(quiet, 2.0).per_million_tokens == pytest.approx(4 * cost.per_million_tokens)
 
 
 def test_a_small_load_is_not_disaggregated() -> None:
