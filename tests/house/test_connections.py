@@ -15,7 +15,7 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
-    "kvrelay/launch/preflight.py": "sends nothing, takes nothing: whether the addresses of the "
+    "kvrelay/launch/port_check.py": "sends nothing, takes nothing: whether the addresses of the "
     "listeners are free",
     "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "
