@@ -77,7 +77,7 @@ def first_come_first_served(times: list[float], service_s: float, workers: int) 
 def test_equal_prompts_wait_exactly_as_in_one_queue(
     workers: int, load: float, batch: int, seed: int, policy: str
 ) -> None:
-    # Short, because the router does not know when a prompt ends before its worker has reported a rate.
+    # Short: before a worker has reported its rate, the router does not know when a prompt ends.
     service_s = 1e-3
     random = Random(seed)
     rate = load * workers / service_s / batch
