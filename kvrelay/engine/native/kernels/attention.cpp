@@ -25,7 +25,7 @@ template <class Rows, class Format>
 void attend_heads(const AttendCall& call, const Part& part, int64_t first_head, int64_t heads, int64_t first_row,
                   int64_t count, Scratch<Format>& scratch) {
     Panels<Format>& panels = scratch.panels;
-    const int64_t query_words = Rows::MOST * panels.k_words, out_values = Rows::MOST * panels.v_columns;
+    const int64_t query_words = Rows::MOST * panels.k_words * Rows::QUERY_WORDS, out_values = Rows::MOST * panels.v_columns;
     uint32_t* queries = scratch.queries.of(heads * query_words);
     float* out = scratch.out.of(heads * out_values);
     std::vector<Rows> rows;

@@ -15,7 +15,7 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     static_assert(Format::PER_WORD == 2, "a tile of weights has 32 keys in a row");
 
   public:
-    static constexpr int MOST = TILE_ROWS, KEYS = PANELS * PANEL;
+    static constexpr int MOST = TILE_ROWS, KEYS = PANELS * PANEL, QUERY_WORDS = 1;
 
     TileRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t count,
              uint32_t* queries, f32x16* out, int64_t v_columns)

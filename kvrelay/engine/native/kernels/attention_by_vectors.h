@@ -10,13 +10,17 @@ class VectorRows : public AttentionRows<Format, R> {
     using Base::call, Base::most, Base::out, Base::sharpness, Base::total;
 
   public:
+    using Operand = typename Format::Operand;
     static constexpr int MOST = R, KEYS = PANEL;
+    // Words of an operand.
+    static constexpr int QUERY_WORDS = sizeof(Operand) / sizeof(uint32_t);
 
     VectorRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t, uint32_t* queries,
                f32x16* out, int64_t v_columns)
-        : Base(call, part, head, first_row, R, out, v_columns), queries(queries) {
+        : Base(call, part, head, first_row, R, out, v_columns), queries((Operand*)queries) {
         for (int r = 0; r < R; r++)
-            for (int64_t k = 0; k < call.k_dim / Format::PER_WORD; k++) queries[k * R + r] = this->query(r)[k];
+            for (int64_t k = 0; k < call.k_dim / Format::PER_WORD; k++)
+                this->queries[k * R + r] = Format::operand(this->query(r)[k]);
     }
 
     void attend(Panels<Format>& panels, const Round& round, const Round&) {
@@ -27,6 +31,12 @@ class VectorRows : public AttentionRows<Format, R> {
         multiply<Format, R>(queries, 1, R, panel.k, panels.k_words, scores);
         alignas(64) Value weights[R][PANEL];
         const f32x16 shrink = weigh(scores, round.first_key, panel, weights);
+        Operand prepared[WORDS_ARE_OPERANDS<Format> ? 1 : 2 * HALF * R];
+        const Operand* factors = (const Operand*)weights;
+        if constexpr (!WORDS_ARE_OPERANDS<Format>) {
+            for (int k = 0; k < 2 * HALF * R; k++) prepared[k] = Format::operand(((const uint32_t*)weights)[k]);
+            factors = prepared;
+        }
         for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
             // The products are summed separately first. In a sum of two products, the compiler may
             // fuse either product, and its choice would depend on R.
@@ -34,7 +44,7 @@ class VectorRows : public AttentionRows<Format, R> {
             f32x16 sums[R][2] = {};
             for (int half = 0; half < 2; half++) {
                 const uint32_t* v = panel.v[half] + c * panel.v_stride;
-                multiply<Format, R>((const uint32_t*)weights + half * HALF, 2 * HALF, 1,
+                multiply<Format, R>(factors + half * HALF, 2 * HALF, 1,
                                     Columns{v, v + LANES, PANEL * sizeof(uint32_t)}, HALF, sums);
             }
             for (int r = 0; r < R; r++)
@@ -43,8 +53,8 @@ class VectorRows : public AttentionRows<Format, R> {
     }
 
   private:
-    // [k_words][R] words.
-    uint32_t* queries;
+    // [k_words][R].
+    Operand* queries;
 
     // Converts scores to weights relative to the largest score of each row so far. Returns the
     // factors by which the earlier sums shrink.

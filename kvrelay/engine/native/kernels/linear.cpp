@@ -9,10 +9,11 @@ namespace {
 // Distance of the prefetch in bytes.
 constexpr int AHEAD = 512;
 
-// Interleaves the words of the rows, so that the inner loop reads them in order.
-void interleave(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, uint32_t* tile) {
+// Interleaves the operands of the rows, so that the inner loop reads them in order.
+template <class Format>
+void interleave(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, typename Format::Operand* tile) {
     for (int64_t k = 0; k < words; k++)
-        for (int64_t r = 0; r < rows; r++) *tile++ = x[r * row_stride + k];
+        for (int64_t r = 0; r < rows; r++) *tile++ = Format::operand(x[r * row_stride + k]);
 }
 
 inline f32x16 scaled(const LinearCall&, f32x16 sum, int64_t, int64_t) { return sum; }
@@ -50,18 +51,19 @@ void linear(const LinearCall& call) {
     const int64_t together = call.gated ? 2 : 1, panels = (call.out + PANEL - 1) / PANEL * together;
     const uint32_t* x = (const uint32_t*)call.x;
     // Few rows are read in order without interleaving.
-    const bool in_place = call.rows <= 2;
-    static thread_local Buffer<uint32_t> tiles;
+    const bool few = call.rows <= 2, in_place = few && WORDS_ARE_OPERANDS<Format>;
+    using Operand = typename Format::Operand;
+    static thread_local Buffer<Operand> tiles;
     if (!in_place) {
         tiles.of(call.rows * words);
         for (int64_t row = 0; row < call.rows; row += MAX_ROWS)
-            interleave(x + row * stride, stride, std::min<int64_t>(MAX_ROWS, call.rows - row), words,
+            interleave<Format>(x + row * stride, stride, std::min<int64_t>(MAX_ROWS, call.rows - row), words,
                        tiles.data() + row * words);
     }
-    const uint32_t* packed = tiles.data();
+    const Operand* packed = tiles.data();
     // With few rows, each thread reads a contiguous range of memory. With many rows, the schedule
     // is dynamic, so a thread that shares its core with another process does less work.
-    const int64_t share = in_place ? (panels / together + threads() - 1) / threads() : 1;
+    const int64_t share = few ? (panels / together + threads() - 1) / threads() : 1;
 #pragma omp parallel for schedule(dynamic, share) if (threads() > 1) num_threads(threads())
     for (int64_t p = 0; p < panels; p += together)
         for (int64_t row = 0; row < call.rows; row += MAX_ROWS)
@@ -71,7 +73,7 @@ void linear(const LinearCall& call) {
                     const u32x16* weight = (const u32x16*)call.weight + (p + i) * words * 2;
                     const Columns panel{weight, weight + 1, 2 * sizeof(u32x16)};
                     if (in_place)
-                        multiply<Format, R, AHEAD>(x + row * stride, stride, 1, panel, words, sums[i]);
+                        multiply<Format, R, AHEAD>((const Operand*)x + row * stride, stride, 1, panel, words, sums[i]);
                     else
                         multiply<Format, R, AHEAD>(packed + row * words, 1, R, panel, words, sums[i]);
                 }

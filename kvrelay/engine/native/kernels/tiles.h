@@ -49,7 +49,7 @@ void emulated_product(int sum, int x, int panel) {
         for (int k = 0; k < TILE; k++) {
             u32x16 words;
             memcpy(&words, tile_memory[panel][k], sizeof words);
-            sums = Format::add_product(sums, words, tile_memory[x][r][k]);
+            sums = add_product<Format>(sums, words, Format::operand(tile_memory[x][r][k]), Parts<Format>{});
         }
         memcpy(tile_memory[sum][r], &sums, sizeof sums);
     }

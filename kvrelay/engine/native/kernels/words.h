@@ -6,6 +6,8 @@
 // instruction.
 #pragma once
 
+#include <utility>
+
 #include "lanes.h"
 
 inline float as_float(uint32_t bits) {
@@ -14,60 +16,113 @@ inline float as_float(uint32_t bits) {
     return value;
 }
 
-// A number format: its value type, the values per word, the accumulator, and sum += w · x for
-// words.
+// A number format: its value type, the values per word, the accumulator, and sum += w · x for words.
+//
+// Without an instruction for words, a product consists of PARTS, which are added one after the other.
+// An Operand is a word x that is prepared for them, because the same x meets many w.
 
 struct Float32 {
     using Value = float;
     using Sum = f32x16;
-    static constexpr int PER_WORD = 1;
+    using Operand = float;
+    static constexpr int PER_WORD = 1, PARTS = 1;
 
-    static Sum add_product(Sum sum, u32x16 w, uint32_t x) { return sum + (f32x16)w * as_float(x); }
+    static Operand operand(uint32_t x) { return as_float(x); }
+
+    template <int>
+    static Sum add_part(Sum sum, u32x16 w, Operand x) {
+        return sum + (f32x16)w * x;
+    }
 };
 
 struct BFloat16 {
     using Value = uint16_t;
     using Sum = f32x16;
     static constexpr int PER_WORD = 2;
-
-    static Sum add_product(Sum sum, u32x16 w, uint32_t x) {
 #if defined(__AVX512BF16__)
+    using Operand = uint32_t;
+    static constexpr int PARTS = 1;
+
+    static Operand operand(uint32_t x) { return x; }
+
+    template <int>
+    static Sum add_part(Sum sum, u32x16 w, Operand x) {
         return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
-#else
-        const u32x16 words = splat(x);
-        sum += (f32x16)(w << 16) * (f32x16)(words << 16);
-        return sum + (f32x16)(w & 0xffff0000u) * (f32x16)(words & 0xffff0000u);
-#endif
     }
+#else
+    struct Operand {
+        float values[2];
+    };
+    static constexpr int PARTS = 2;
+
+    static Operand operand(uint32_t x) { return {as_float(x << 16), as_float(x & 0xffff0000u)}; }
+
+    template <int part>
+    static Sum add_part(Sum sum, u32x16 w, const Operand& x) {
+        return sum + (f32x16)(part ? w & 0xffff0000u : w << 16) * x.values[part];
+    }
+#endif
 };
 
-// The instruction takes a signed w and an unsigned x.
+// w is signed, and x is unsigned.
 struct Int8 {
     using Value = uint8_t;
     using Sum = i32x16;
     static constexpr int PER_WORD = 4;
-
-    static Sum add_product(Sum sum, u32x16 w, uint32_t x) {
 #if defined(__AVX512VNNI__)
+    using Operand = uint32_t;
+    static constexpr int PARTS = 1;
+
+    static Operand operand(uint32_t x) { return x; }
+
+    template <int>
+    static Sum add_part(Sum sum, u32x16 w, Operand x) {
         return (Sum)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)x), (__m512i)w);
+    }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-        const __m256i words = _mm256_set1_epi32((int)x);
-        return {add_pairs(sum.low, (__m256i)w.low, words), add_pairs(sum.high, (__m256i)w.high, words)};
+    // The even and the odd bytes, as 16-bit numbers.
+    struct Operand {
+        int32_t pairs[2];
+    };
+    static constexpr int PARTS = 2;
+
+    static Operand operand(uint32_t x) { return {{(int32_t)(x & 0x00ff00ff), (int32_t)(x >> 8 & 0x00ff00ff)}}; }
+
+    template <int part>
+    static Sum add_part(Sum sum, u32x16 w, const Operand& x) {
+        const __m256i pair = _mm256_set1_epi32(x.pairs[part]);
+        return {add_pairs<part>(sum.low, (__m256i)w.low, pair), add_pairs<part>(sum.high, (__m256i)w.high, pair)};
+    }
+
+  private:
+    template <int part>
+    static decltype(Sum::low) add_pairs(decltype(Sum::low) sum, __m256i w, __m256i x) {
+        const __m256i bytes = _mm256_srai_epi16(part ? w : _mm256_slli_epi16(w, 8), 8);
+        return sum + (decltype(sum))_mm256_madd_epi16(bytes, x);
+    }
 #else
+    using Operand = uint32_t;
+    static constexpr int PARTS = 1;
+
+    static Operand operand(uint32_t x) { return x; }
+
+    template <int>
+    static Sum add_part(Sum sum, u32x16 w, Operand x) {
         for (int bit = 0; bit < 32; bit += 8)
             sum += ((i32x16)(w << (24 - bit)) >> 24) * (int32_t)(x >> bit & 255);
         return sum;
-#endif
-    }
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  private:
-    // Products of 16 bits, summed in pairs: of the even bytes, and of the odd ones.
-    static decltype(Sum::low) add_pairs(decltype(Sum::low) sum, __m256i w, __m256i x) {
-        const __m256i even = _mm256_madd_epi16(_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8),
-                                               _mm256_and_si256(x, _mm256_set1_epi16(255)));
-        const __m256i odd = _mm256_madd_epi16(_mm256_srai_epi16(w, 8), _mm256_srli_epi16(x, 8));
-        return sum + (decltype(sum))even + (decltype(sum))odd;
     }
 #endif
 };
+
+// The indices of the parts, to be expanded.
+template <class Format>
+using Parts = std::make_integer_sequence<int, Format::PARTS>;
+
+// sum + w · x.
+template <class Format, int... part>
+inline typename Format::Sum add_product(typename Format::Sum sum, u32x16 w, const typename Format::Operand& x,
+                                        std::integer_sequence<int, part...>) {
+    ((sum = Format::template add_part<part>(sum, w, x)), ...);
+    return sum;
+}
