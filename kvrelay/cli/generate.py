@@ -14,6 +14,7 @@ from rich.console import Console
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.views import render
 from kvrelay.errors import InvalidArgument
+from kvrelay.types.ledger_json import ledger_to_json
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
@@ -145,5 +146,5 @@ def _prompt(argument: str, file: Path | None) -> str:
 def _as_json(completion: Completion) -> dict[str, Any]:
     document = asdict(completion)
     if completion.ledger is not None:
-        document["ledger"]["phases"] = dict(completion.ledger.phases)
+        document["ledger"] = ledger_to_json(completion.ledger)
     return document

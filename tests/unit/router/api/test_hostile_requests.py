@@ -124,7 +124,8 @@ async def test_bodies_over_http(attacked: Attacked) -> None:
         for answer in await attack:
             assert isinstance(answer, tuple)
             status, text = answer
-            assert status in (0, 200, 400, 404, 413, 429), text
+            # 504: a chat template that takes too long is stopped.
+            assert status in (0, 200, 400, 404, 413, 429, 504), text
         assert attacked.stalls.counts.worst_cpu_s < MOST_CPU_S, (path, data[:60])
 
 
