@@ -10,10 +10,14 @@
 constexpr int PANEL = 2 * LANES;
 constexpr int MAX_ROWS = 12;
 // Rows whose sums fit into the registers together with the words of the panel: over all columns, and
-// over half of them. AVX-512 has 32 registers of 16 lanes, AVX2 has 16 of 8, others have 16 or more
-// of 4.
+// over half of them. AVX-512 has 32 registers of 16 lanes, AVX2 has 16 of 8, 64-bit ARM has 32 of 4,
+// others have 16 or more of 4.
 constexpr int ROWS_OF_PANEL = NATIVE_LANES == 16 ? 12 : NATIVE_LANES == 8 ? 3 : 1;
-constexpr int ROWS_OF_HALF = NATIVE_LANES == 8 ? 6 : 3;
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr int ROWS_OF_HALF = 6;
+#else
+constexpr int ROWS_OF_HALF = 3;
+#endif
 // Words of a panel that stay in the first-level cache while all groups of rows use them.
 constexpr int64_t WORDS_IN_CACHE = 64;
 
