@@ -78,15 +78,15 @@ def read(config: PreTrainedConfig) -> ModelShape:
     return model_shape(json.loads(config.to_json_string(use_diff=False)))
 
 
-def check(config: PreTrainedConfig, tolerance: float) -> None:
+def check(config: PreTrainedConfig, tolerance: float, model: torch.nn.Module, kv: float) -> None:
     """Parameters are those of the model, up to biases and norms; KV is exact."""
-    shape, model = read(config), built(config)
+    shape = read(config)
     held = sum(one.numel() for one in model.parameters())
     if config.model_type not in ESTIMATED:
         assert shape.parameters == pytest.approx(held, rel=tolerance)
     form: KvForm = "compact" if any(one.kind == "latent" for one in shape.layers) else "native"
     if config.model_type not in OTHER_KV:
-        assert KvSize(shape, "fp8", form).bytes_per_token == kv_values(model)
+        assert KvSize(shape, "fp8", form).bytes_per_token == kv
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -101,7 +101,9 @@ def test_a_small_model_has_the_sizes_that_config_json_gives(family: str) -> None
         **TINY[family],
     }
     given_sizes = {name: value for name, value in sizes.items() if value is not None}
-    check(AutoConfig.for_model(family, **given_sizes), 0.03)
+    config = AutoConfig.for_model(family, **given_sizes)
+    model = built(config)
+    check(config, 0.03, model, kv_values(model))
 
 
 @pytest.mark.long
@@ -112,14 +114,15 @@ def test_the_default_model_of_each_family_has_the_sizes_that_config_json_gives(
     try:
         config = AutoConfig.for_model(family)
         shape = read(config)
-        kv_values(built(config))
+        model = built(config)
+        kv = kv_values(model)
     except ModelRefused:
         return
     # Some classes have defaults that do not fit together.
     except Exception as error:  # noqa: BLE001
         pytest.skip(f"transformers does not run its default configuration: {error!s:.80}")
     assert shape.layers
-    check(config, 0.025)
+    check(config, 0.025, model, kv)
 
 
 LAYERS = st.integers(1, 12)
