@@ -45,27 +45,28 @@ class Exposed:
     exposed: float
 
 
-class _Nowhere:
+class Nowhere:
     """Replaces the sender when the KV is not sent anywhere."""
 
     error = None
 
-    def open(self, key: tuple[str, int], target: HandoffTarget) -> _Nowhere:
+    def open(self, key: tuple[str, int], target: HandoffTarget, adapter: str = "") -> Nowhere:
+        """See `Sender.open`."""
         return self
 
     def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
-        pass
+        """Does nothing."""
 
     async def abort(self) -> None:
-        pass
+        """Does nothing."""
 
     async def close(self) -> None:
-        pass
+        """Does nothing."""
 
 
 @asynccontextmanager
 async def _working(
-    runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int
+    runner: ModelRunner, sender: Sender | Nowhere, chunk_tokens: int
 ) -> AsyncIterator[Worker]:
     context = WorkerContext(
         Identity("bench", "prefill", 1, "127.0.0.1:0", host_id()),
@@ -116,7 +117,7 @@ async def measure_exposed(
     async with (
         receiving(settings) as peer,
         _working(runner, sender, chunk_tokens) as worker,
-        _working(runner, _Nowhere(), chunk_tokens) as alone,
+        _working(runner, Nowhere(), chunk_tokens) as alone,
     ):
         for tokens in prompts:
             # A warm-up run. It connects the sender and captures the graphs of the steps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -11,13 +12,28 @@ import sys
 import pytest
 from rich.console import Console
 
-from kvrelay.bench.handoff.exposed import Exposed
+from kv_transfer.push import Push
+from kv_transfer.sender import Sender
+from kvrelay.bench.handoff.exposed import Exposed, Nowhere
 from kvrelay.bench.handoff.rates import Rate
 from kvrelay.bench.handoff.run import HandoffReport
 from kvrelay.bench.handoff.table import report_view
 from kvrelay.bench.handoff.wire_limits import WireLimits
 
 MIB = 2**20
+
+
+def test_what_replaces_the_sender_is_called_like_it() -> None:
+    for original, name in (
+        (Sender, "open"),
+        (Sender, "close"),
+        (Push, "send"),
+        (Push, "abort"),
+    ):
+        expected, found = (
+            inspect.signature(getattr(one, name)).parameters for one in (original, Nowhere)
+        )
+        assert [str(one) for one in found.values()] == [str(one) for one in expected.values()], name
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
