@@ -36,11 +36,12 @@ class Limits:
     bandwidth: float
 
     def matrix_rate(self, dtype: str) -> float:
-        """Returns the rate of `dtype`. float16 is assumed to run at the rate of bfloat16, and a
-        dtype that torch cannot multiply on this machine at the rate of float32.
+        """Returns the rate of `dtype`, or that of float32 if it is higher or the only one: a kernel
+        can convert narrower numbers. float16 is assumed to run at the rate of bfloat16.
         """
         dtype = "bfloat16" if dtype == "float16" else dtype
-        return self.matrix_rates.get(dtype, self.matrix_rates["float32"])
+        rates = self.matrix_rates
+        return max(rates.get(dtype, 0.0), rates["float32"])
 
     def best(self, other: Limits) -> Limits:
         """Returns the higher figures of two measurements of the same cores. Interference can only

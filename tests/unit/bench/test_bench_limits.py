@@ -24,3 +24,5 @@ def test_a_dtype_without_a_rate_runs_as_another() -> None:
     limits = Limits(1, {"float32": 1.0, "bfloat16": 4.0}, bandwidth=1.0)
     assert limits.matrix_rate("float16") == 4.0
     assert limits.matrix_rate("int8") == 1.0
+    # A processor without products of bfloat16.
+    assert Limits(1, {"float32": 2.0, "bfloat16": 0.5}, 1.0).matrix_rate("bfloat16") == 2.0
