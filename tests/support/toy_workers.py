@@ -10,12 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from simulation.toy_engine import BLOCK, ToyRunner
-from support.worker_harness import SERVE, Workers
+from support.worker_harness import SERVE, Workers, unhurried_registry
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.state.embedded_redis import EmbeddedRedis
-from kvrelay.state.registry import Registry
 from kvrelay.types.workers import PoolName
 from kvrelay.worker.runtime.settings import WorkerSettings
 
@@ -36,15 +34,11 @@ async def toy_workers(
 ) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0`. `drains`: they end in order."""
     stop = StopRequest()
-    async with (
-        EmbeddedRedis() as redis,
-        await Registry.connect(redis.url) as registry,
-        asyncio.TaskGroup() as tasks,
-    ):
+    async with unhurried_registry() as (url, registry), asyncio.TaskGroup() as tasks:
         for nonce, name in enumerate(names):
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
             runner: Any = ToyRunner(num_blocks, nonce, lambda: None)
-            settings = WorkerSettings(name, pool, "", redis.url, config)
+            settings = WorkerSettings(name, pool, "", url, config)
             tasks.create_task(SERVE[pool](settings, stop, runner=runner))
         async with asyncio.timeout(60):
             while [info.state for info in await registry.workers()] != ["ready"] * len(names):

@@ -112,7 +112,7 @@ def test_a_size_is_from_one_byte_to_the_largest_or_refused(number: float, unit: 
     text = f"{number:.6f}"
     size = float(text) * factor
     # No number has more than 18 digits before the point.
-    if 1 <= size <= 1e18 and number < 1e17:
+    if 1 <= size <= 1e18 and number <= 1e17:
         assert math.isclose(parse_bytes(f"{text}{unit}", "--memory"), size)
     else:
         with pytest.raises(InvalidArgument, match="from 1 B to 1,000 PB"):

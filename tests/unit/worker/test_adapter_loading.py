@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.adapters import greedy, merged, save_adapter
-from support.worker_harness import SERVE, Engine, Workers, workers
+from support.worker_harness import SERVE, Engine, Workers, unhurried_registry, workers
 from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, relay, spec
 
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.messages import Refused, RunLocal
 from kvrelay.process.stop_request import StopRequest
-from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.workers import WorkerInfo
@@ -130,14 +129,10 @@ async def first_heartbeat(
 ) -> WorkerInfo:
     """What a worker that starts while these adapters are listed says of itself first."""
     stop = StopRequest()
-    async with (
-        EmbeddedRedis() as redis,
-        await Registry.connect(redis.url) as registry,
-        asyncio.TaskGroup() as tasks,
-    ):
+    async with unhurried_registry() as (url, registry), asyncio.TaskGroup() as tasks:
         for one in entries:
             await registry.put_adapter(one)
-        settings = WorkerSettings("decode-0", "decode", str(base), redis.url, config_of())
+        settings = WorkerSettings("decode-0", "decode", str(base), url, config_of())
         tasks.create_task(SERVE["decode"](settings, stop))
         async with asyncio.timeout(60):
             while not heartbeats:

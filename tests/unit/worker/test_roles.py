@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worker_harness import Session
+from support.worker_harness import Session, unhurried_registry
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.launch.pool_switch import Roles
 from kvrelay.messages import RunLocal
-from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import PoolName, WorkerInfo
@@ -81,10 +80,10 @@ async def test_a_worker_changes_over_with_its_weights(
 
     monkeypatch.setattr(model_loading, "load_model", counted)
     model = str(tiny_model("llama"))
-    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+    async with unhurried_registry() as (url, registry):
         fresh, decode = (
             Roles(),
-            WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike)),
+            WorkerSettings("decode-0", "decode", model, url, config(**unlike)),
         )
         running = asyncio.create_task(fresh.serve(decode))
         expected = await answer(await ready(registry, "decode"))
@@ -96,7 +95,7 @@ async def test_a_worker_changes_over_with_its_weights(
         before = arenas()
         roles, prefill = (
             Roles(),
-            WorkerSettings("prefill-0", "prefill", model, redis.url, config(**unlike)),
+            WorkerSettings("prefill-0", "prefill", model, url, config(**unlike)),
         )
         running = asyncio.create_task(roles.serve(prefill))
         first = await ready(registry, "prefill")
@@ -118,10 +117,10 @@ async def test_a_worker_changes_over_with_its_weights(
 async def test_one_that_was_told_to_end_does_not_change_over(
     tiny_model: Callable[..., Path],
 ) -> None:
-    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+    async with unhurried_registry() as (url, registry):
         for turns_first in (True, False):
             settings = WorkerSettings(
-                "prefill-0", "prefill", str(tiny_model("llama")), redis.url, config()
+                "prefill-0", "prefill", str(tiny_model("llama")), url, config()
             )
             roles = Roles()
             running = asyncio.create_task(roles.serve(settings))
@@ -152,10 +151,10 @@ async def test_a_worker_stands_by_and_joins_either_pool(
 
     monkeypatch.setattr(ModelRunner, "of", counted)
     model = str(tiny_model("llama"))
-    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+    async with unhurried_registry() as (url, registry):
         plain = Roles()
         running = asyncio.create_task(
-            plain.serve(WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike)))
+            plain.serve(WorkerSettings("decode-0", "decode", model, url, config(**unlike)))
         )
         expected = await answer(await ready(registry, "decode"))
         plain()
@@ -163,9 +162,7 @@ async def test_a_worker_stands_by_and_joins_either_pool(
         made.clear()
 
         roles = Roles()
-        settings = WorkerSettings(
-            "standby-0", "decode", model, redis.url, config(**unlike), standby=True
-        )
+        settings = WorkerSettings("standby-0", "decode", model, url, config(**unlike), standby=True)
         running = asyncio.create_task(roles.serve(settings))
         async with asyncio.timeout(60):
             while [one.state for one in await registry.standbys()] != ["ready"]:
@@ -185,10 +182,10 @@ async def test_a_worker_stands_by_and_joins_either_pool(
 
 
 async def test_a_standby_worker_that_is_told_to_end_ends(tiny_model: Callable[..., Path]) -> None:
-    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+    async with unhurried_registry() as (url, registry):
         roles = Roles()
         settings = WorkerSettings(
-            "standby-0", "decode", str(tiny_model("llama")), redis.url, config(), standby=True
+            "standby-0", "decode", str(tiny_model("llama")), url, config(), standby=True
         )
         running = asyncio.create_task(roles.serve(settings))
         async with asyncio.timeout(60):
@@ -205,11 +202,9 @@ async def test_readiness_is_told_at_once_and_not_with_the_next_heartbeat(
 ) -> None:
     monkeypatch.setattr(registration, "HEARTBEAT_S", 3600.0)
     monkeypatch.setattr(registration, "TTL_S", 3600.0)
-    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+    async with unhurried_registry() as (url, registry):
         roles = Roles()
-        settings = WorkerSettings(
-            "decode-0", "decode", str(tiny_model("llama")), redis.url, config()
-        )
+        settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), url, config())
         running = asyncio.create_task(roles.serve(settings))
         await ready(registry, "decode")
         roles()
