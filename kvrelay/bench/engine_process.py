@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from ctypes.util import find_library
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,35 @@ def vllm_preload(python: str) -> str:
     return ":".join(
         [*([str(openmp)] if openmp.exists() else []), *([tcmalloc] if tcmalloc else [])]
     )
+
+
+def native_engine(
+    model: str,
+    *,
+    cores: Sequence[int],
+    chunk_tokens: int,
+    max_model_len: int,
+    kv_bytes: int,
+    device: str = "cpu",
+    weights: str = "auto",
+) -> EngineProcess:
+    """Starts kvrelay's engine as a worker loads it, with a thread on each core.
+
+    model: a folder. weights: a format, or auto for the model's own dtype.
+    """
+    settings = {
+        "model": model,
+        "shape": None,
+        "device": device,
+        "dtype": "auto",
+        "threads": len(cores),
+        "cores": cores,
+        "chunk_tokens": chunk_tokens,
+        "max_model_len": max_model_len,
+        "kv_bytes": kv_bytes,
+        "load": {} if weights == "auto" else {"weights": weights},
+    }
+    return EngineProcess(KVRELAY, settings)
 
 
 class EngineProcess:

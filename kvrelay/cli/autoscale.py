@@ -12,6 +12,7 @@ from rich.progress import track
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.help_page import App
+from kvrelay.cli.output_options import PrintJson
 
 if TYPE_CHECKING:
     from autoscaler.queueing_model import WorkerSpeed
@@ -95,7 +96,7 @@ def explain(
             metavar="DIST", help="Answer lengths of ServeGen clients that record no lengths."
         ),
     ] = "256",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Replay recorded metrics or a trace through a policy. Shows each size that the policy would
     set, with time and reason.

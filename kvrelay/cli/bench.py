@@ -17,13 +17,13 @@ from kvrelay.cli.bench_options import (
     ChunkTokens,
     DeviceKind,
     ModelToMeasure,
-    PrintJson,
     Runs,
     Threads,
     WeightFormat,
 )
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.help_page import App
+from kvrelay.cli.output_options import PrintJson
 from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ Threads = Annotated[
 ChunkTokens = Annotated[
     int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
 ]
-PrintJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Runs = Annotated[
     int,
     typer.Option(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.output_options import PrintJson
 from kvrelay.cli.serve import OWN_CLUSTER, Config, Model
 from kvrelay.cli.views.render import console
 from kvrelay.cli.views.verify_view import verify_view
@@ -28,7 +29,7 @@ def verify(
         Literal["float32", "bfloat16", "float16"],
         typer.Option(help="Dtype of the model. Only float32 is expected to give identical tokens."),
     ] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Prove that all paths give the same tokens.
 

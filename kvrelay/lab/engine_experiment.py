@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 from statistics import median
-from typing import Any
 
 from kvrelay.bench.engine_bench import DECODE_STEPS, Engine
-from kvrelay.bench.engine_process import KVRELAY, EngineProcess
+from kvrelay.bench.engine_process import native_engine
 from kvrelay.bench.environment import first_cores
+from kvrelay.bench.run import Progress
 from kvrelay.errors import FailedPrecondition
 from kvrelay.lab.figures import EngineFigures
-from kvrelay.types.kv_layout import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 POSITIONS = (32, 256, 512, 1024, 2048, 4096, 8192)
@@ -27,9 +27,6 @@ _SPARE = DECODE_STEPS * (_RUNS + 2)
 # Bytes of KV memory.
 _KV_BYTES = 2**30
 
-Progress = Callable[[str, int], Callable[[], None]]
-"""Called with a label and a total; returns a function to call after each unit."""
-
 
 def measure_engine(path: str, weights: str, seconds: float, progress: Progress) -> EngineFigures:
     """Measures an engine on the first core for about `seconds` plus its start.
@@ -37,20 +34,15 @@ def measure_engine(path: str, weights: str, seconds: float, progress: Progress) 
     path: folder of the model. weights: `auto` or `int8`. Raises Unavailable if the engine cannot
     run the model, and FailedPrecondition if the model's context is too short.
     """
-    settings: dict[str, Any] = {
-        "model": path,
-        "shape": None,
-        "device": "cpu",
-        "dtype": "auto",
-        "threads": 1,
-        "cores": first_cores(1),
-        "chunk_tokens": CHUNK_TOKENS,
-        "max_model_len": POSITIONS[-1] + _SPARE,
-        "kv_bytes": _KV_BYTES,
-        "load": {} if weights == "auto" else {"weights": weights},
-    }
     started = progress(f"starting the engine, weights {weights}", 1)
-    with EngineProcess(KVRELAY, settings) as engine:
+    with native_engine(
+        path,
+        cores=first_cores(1),
+        chunk_tokens=CHUNK_TOKENS,
+        max_model_len=POSITIONS[-1] + _SPARE,
+        kv_bytes=_KV_BYTES,
+        weights=weights,
+    ) as engine:
         started()
         facts = engine.facts
         longest = min(int(facts["model_len"]), int(facts["kv_tokens"])) - _SPARE
@@ -71,13 +63,11 @@ def measure_engine(path: str, weights: str, seconds: float, progress: Progress) 
         prefill = steps.measured(lengths, steps.prefill, part)
         position = steps.measured(positions, lambda context: steps.decode(1, context), part)
         batch = steps.measured(batches, lambda size: steps.decode(size, BATCH_CONTEXT), part)
-    layout = facts["layout"]
-    layers = tuple(LayerKv(**layer) for layer in layout["layers"])
     return EngineFigures(
         weights=str(facts["engine"]),
-        layout=KvLayout(**{**layout, "layers": layers}),
+        layout=KvLayout.of_fields(facts["layout"]),
         vocab_size=int(facts["vocab_size"]),
-        model_len=min(longest, int(facts["model_len"])),
+        model_len=longest,
         prefill=prefill,
         position=position,
         batch=batch,

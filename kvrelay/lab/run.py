@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvrelay.bench.environment import model_folder
+from kvrelay.bench.run import Progress
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.errors import KvRelayError
-from kvrelay.lab.engine_experiment import Progress, measure_engine
+from kvrelay.lab.engine_experiment import measure_engine
 from kvrelay.lab.figures import EngineFigures, LabFigures, NeighbourFigures
 from kvrelay.lab.noisy_neighbour import FORMS, cluster_form, measure_neighbour
 from kvrelay.process.machine import processor_name

@@ -66,8 +66,8 @@ def prefill_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         )
     mean_s, scv = demand.mean(services), demand.scv(services)
     offered = work.rate * mean_s
-    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv.on(1)))
-    by_link = max(1, math.ceil(work.rate * link_s / LINK_SHARE))
+    link = _link_load(demand, kind)
+    by_link = max(1, math.ceil(link / LINK_SHARE))
 
     def missed(workers: int) -> float:
         wait = Wait(workers, work.rate, mean_s, work.arrival_scv, scv)
@@ -85,7 +85,7 @@ def prefill_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         degree=kind.degree,
         utilisation=offered / workers,
         missed=missed(workers),
-        link_utilisation=work.rate * link_s / workers,
+        link_utilisation=link / workers,
         square_root=square_root_servers(offered, max(1e-9, allowed)),
         limit=limit,
         wait_s=wait.mean_s,
@@ -109,8 +109,8 @@ def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         return f"{kind.degree} devices do not hold the KV of one sequence of {mean:,.0f} tokens"
     allowed = _DECODE_PART * (1 - slo.attainment)
     tokens_per_s = work.rate * work.decoded
-    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv.on(1)))
-    by_link = max(1, math.ceil(work.rate * link_s / LINK_SHARE))
+    link = _link_load(demand, kind)
+    by_link = max(1, math.ceil(link / LINK_SHARE))
 
     def missed(workers: int) -> float:
         batch = kind.batch_at(tokens_per_s / workers, mean, most)
@@ -134,7 +134,7 @@ def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         degree=kind.degree,
         utilisation=batch / most,
         missed=missed(workers),
-        link_utilisation=work.rate * link_s / workers,
+        link_utilisation=link / workers,
         square_root=math.ceil(square_root_servers(busy, max(1e-9, allowed)) / most),
         limit=limit,
         batch=batch,
@@ -142,6 +142,14 @@ def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
         step_s=kind.costs.decode_s(batch, batch * mean),
         max_step_s=kind.costs.decode_s(most, most * mean),
     )
+
+
+def _link_load(demand: Demand, kind: WorkerKind) -> float:
+    """Returns the workers whose links the hand-offs of all requests would keep busy. Copies of KV
+    within a worker are not sent.
+    """
+    link_s = kind.costs.handoff_s(demand.handoff_bytes(kind.kv.on(1)))
+    return demand.workload.rate * link_s
 
 
 def missed_ttft(wait: Wait, services: Sequence[tuple[float, float]], ttft_s: float) -> float:

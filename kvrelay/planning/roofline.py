@@ -7,7 +7,7 @@ Tensor parallelism: Shoeybi et al., "Megatron-LM" (2019), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -211,7 +211,7 @@ class Roofline:
     @cached_property
     def _widths(self) -> _Widths:
         """Counts the layers by (k_dim + v_dim, window)."""
-        return _count(
+        return Counter(
             (one.kv.k_dim + one.kv.v_dim, one.window)
             for one in self.memory.shape.layers
             if one.kv is not None
@@ -225,7 +225,7 @@ class Roofline:
         """
         if self.kv.form == "native":
             return self._widths
-        return _count(
+        return Counter(
             (
                 one.latent + one.latent_rank if one.latent else one.kv.k_dim + one.kv.v_dim,
                 one.window,
@@ -244,13 +244,6 @@ class Roofline:
         moved = 2 * (degree - 1) / degree * tokens * shape.hidden * _ACTIVATION_BYTES
         each = _ALL_REDUCE_S + moved / (self.device.link * self.efficiency.link)
         return 2 * len(shape.layers) * each
-
-
-def _count(keys: Iterable[tuple[int, int]]) -> _Widths:
-    found: _Widths = {}
-    for key in keys:
-        found[key] = found.get(key, 0) + 1
-    return found
 
 
 def _pairs(tokens: float, before: float, window: int) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 # Dtype of the scales of quantised values.
@@ -55,6 +57,12 @@ class KvLayout:
     dtype: str
     word: int | None = None
     ranks: int = 1
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> KvLayout:
+        """Returns the layout from the plain data that `dataclasses.asdict` makes of it."""
+        layers = tuple(LayerKv(**layer) for layer in fields["layers"])
+        return cls(**{**fields, "layers": layers})
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:

@@ -24,7 +24,7 @@ from kv_transfer.transport_selection import host_id
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.messages import HandoffTarget
-from kvrelay.types.kv_layout import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.runtime.heap import keep_freed_memory
 
@@ -51,9 +51,7 @@ class Settings:
     def from_json(cls, text: str) -> Settings:
         """Reads the settings that `as_json` wrote."""
         fields = json.loads(text)
-        layout = fields.pop("layout")
-        layout["layers"] = tuple(LayerKv(**layer) for layer in layout["layers"])
-        return cls(layout=KvLayout(**layout), **fields)
+        return cls(**{**fields, "layout": KvLayout.of_fields(fields["layout"])})
 
 
 async def main(settings: Settings) -> None:

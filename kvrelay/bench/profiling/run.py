@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from kvrelay.bench.engine_bench import DECODE_STEPS, Engine
-from kvrelay.bench.engine_process import KVRELAY, EngineProcess
+from kvrelay.bench.engine_process import native_engine
 from kvrelay.bench.environment import first_cores, model_folder
 from kvrelay.bench.handoff.rates import measure_rates
 from kvrelay.bench.profiling.fit import Fit, fit
@@ -22,7 +22,7 @@ from kvrelay.errors import FailedPrecondition
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.process.machine import processor_name
-from kvrelay.types.kv_layout import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout
 
 LENGTHS = (8, 32, 96, 256, 512, 768, 1024, 1536, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -65,26 +65,22 @@ def run(options: Options, progress: Progress) -> Profile:
     on_gpu = options.device != "cpu"
     cores = first_cores(options.threads or (len(os.sched_getaffinity(0)) if on_gpu else 1))
     path = model_folder(options.model)
-    settings: dict[str, Any] = {
-        "model": path,
-        "shape": None,
-        "device": options.device,
-        "dtype": "auto",
-        "threads": len(cores),
-        "cores": cores,
-        "chunk_tokens": options.chunk_tokens,
-        "max_model_len": options.max_tokens,
-        "kv_bytes": options.kv_bytes,
-        "load": {} if options.weights == "auto" else {"weights": options.weights},
-    }
     started = progress("starting the engine", 1)
-    with EngineProcess(KVRELAY, settings) as engine:
+    with native_engine(
+        path,
+        cores=cores,
+        chunk_tokens=options.chunk_tokens,
+        max_model_len=options.max_tokens,
+        kv_bytes=options.kv_bytes,
+        device=options.device,
+        weights=options.weights,
+    ) as engine:
         started()
         facts, start_s = engine.facts, engine.ready_seconds
         measuring = _Steps(engine, options, facts)
         prefill = measuring.prefill(progress("prefill", len(measuring.lengths)))
         decode = measuring.decode(prefill, progress("decode", len(measuring.cases)))
-    layout = _layout(facts["layout"])
+    layout = KvLayout.of_fields(facts["layout"])
     handoff = asyncio.run(_handoff(layout, progress))
     name = _machine(str(device)) if on_gpu else processor_name()
     machine = f"{name}, {len(cores)} thread{'s' * (len(cores) > 1)}"
@@ -209,11 +205,6 @@ class _Steps:
 
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._vocab_size), k=tokens)
-
-
-def _layout(facts: dict[str, Any]) -> KvLayout:
-    layers = tuple(LayerKv(**layer) for layer in facts["layers"])
-    return KvLayout(**{**facts, "layers": layers})
 
 
 async def _handoff(layout: KvLayout, progress: Progress) -> Fit:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -76,20 +77,12 @@ typedef Vector<int32_t, LANES> i32x16;
 typedef Vector<uint32_t, LANES> u32x16;
 
 template <class V>
-struct Shape;
-template <class T, int N>
-struct Shape<Pair<T, N>> {
-    static constexpr bool IS_PAIR = true;
-};
-template <class V>
-struct Shape {
-    static constexpr bool IS_PAIR = false;
-};
+concept IsPair = requires(V values) { values.low; };
 
 // a where a lane of the mask is set, else b.
 template <class Mask, class V>
 inline V select(Mask mask, V a, V b) {
-    if constexpr (Shape<V>::IS_PAIR)
+    if constexpr (IsPair<V>)
         return {select(mask.low, a.low, b.low), select(mask.high, a.high, b.high)};
     else
         return mask ? a : b;
@@ -98,7 +91,7 @@ inline V select(Mask mask, V a, V b) {
 // Reads as many adjacent numbers as V has lanes, and converts them to the type of the lanes.
 template <class V, class From>
 inline V read_as(const From* from) {
-    if constexpr (Shape<V>::IS_PAIR) {
+    if constexpr (IsPair<V>) {
         using Half = decltype(V::low);
         return {read_as<Half>(from), read_as<Half>(from + sizeof(Half) / 4)};
     } else {
@@ -111,7 +104,7 @@ inline V read_as(const From* from) {
 // Converts the lanes to another type, and writes them to memory.
 template <class To, class V>
 inline void write_as(To* to, V values) {
-    if constexpr (Shape<V>::IS_PAIR) {
+    if constexpr (IsPair<V>) {
         write_as(to, values.low);
         write_as(to + sizeof(values.low) / 4, values.high);
     } else {
@@ -123,31 +116,23 @@ inline void write_as(To* to, V values) {
 // The nearest float32 numbers.
 template <class V>
 inline auto to_floats(V values) {
-    if constexpr (Shape<V>::IS_PAIR)
+    if constexpr (IsPair<V>)
         return Pair<float, sizeof(V) / 4>{to_floats(values.low), to_floats(values.high)};
     else
         return __builtin_convertvector(values, typename Native<float, sizeof(V) / 4>::type);
 }
 
-// The lanes of half a vector.
-template <class V>
-inline auto low_half(V values) {
-    if constexpr (Shape<V>::IS_PAIR)
-        return values.low;
-    else if constexpr (sizeof(V) == 64)
-        return __builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7);
-    else
-        return __builtin_shufflevector(values, values, 0, 1, 2, 3);
-}
-
-template <class V>
-inline auto high_half(V values) {
-    if constexpr (Shape<V>::IS_PAIR)
-        return values.high;
-    else if constexpr (sizeof(V) == 64)
-        return __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15);
-    else
-        return __builtin_shufflevector(values, values, 4, 5, 6, 7);
+// The lower or the higher half of a vector of four-byte numbers.
+template <bool high, class V>
+inline auto half_of(V values) {
+    if constexpr (IsPair<V>) {
+        return high ? values.high : values.low;
+    } else {
+        constexpr int count = sizeof(V) / 8, first = high ? count : 0;
+        return [&]<int... lane>(std::integer_sequence<int, lane...>) {
+            return __builtin_shufflevector(values, values, (first + lane)...);
+        }(std::make_integer_sequence<int, count>{});
+    }
 }
 
 // A difference, because a sum with zero would turn -0 into 0.

@@ -75,8 +75,8 @@ inline f32x16 minimum(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 // Reduces the sixteen lanes to one value by combining halves.
 template <class Combine>
 inline float reduce(f32x16 values, Combine combine) {
-    auto eight = combine(low_half(values), high_half(values));
-    auto four = combine(low_half(eight), high_half(eight));
+    auto eight = combine(half_of<false>(values), half_of<true>(values));
+    auto four = combine(half_of<false>(eight), half_of<true>(eight));
     auto two = combine(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
     return combine(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
 }

@@ -6,8 +6,6 @@
 // instruction.
 #pragma once
 
-#include <utility>
-
 #include "lanes.h"
 
 inline float as_float(uint32_t bits) {
