@@ -20,6 +20,8 @@ OLDEST = 0
 GUIDANCE = "guidance"
 # A peer with this feature gives the logprobs of prompts. Others would leave them out.
 PROMPT_LOGPROBS = "prompt_logprobs"
+# A peer with this feature ends thinking within its budget. Others would go on.
+THINKING_BUDGET = "thinking_token_budget"
 # A worker with this feature tells routers with this feature which blocks its prefix cache holds.
 KV_INDEX = "kv_index"
 FEATURES = (
@@ -28,6 +30,7 @@ FEATURES = (
     "unknown_ignored",
     GUIDANCE,
     PROMPT_LOGPROBS,
+    THINKING_BUDGET,
     KV_INDEX,
 )
 # Most features that a peer may send. MAX_TEXT bounds the characters of each.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import Guidance, SamplingParams
+from kvrelay.types.requests import Guidance, SamplingParams, ThinkingMarkers
 
 INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -66,6 +66,7 @@ LIMITS: Mapping[str, Limit] = {
     "min_tokens": Limit(0, INT32),
     "logprobs": Limit(0, MAX_LOGPROBS),
     "prompt_logprobs": Limit(0, MAX_LOGPROBS),
+    "thinking_token_budget": Limit(0, INT32),
 }
 # For clients; the sampler accepts any integer.
 SEED = Limit(0, MAX_SEED)
@@ -136,6 +137,16 @@ def check_sizes(params: SamplingParams, vocab_size: int) -> None:
         if not 0 <= token_id < vocab_size:
             raise bad_value(
                 "stop_token_ids", f"token {token_id}", f"token ids from 0 to {vocab_size - 1}"
+            )
+    if params.thinking is not None:
+        _check_markers(params.thinking, vocab_size)
+
+
+def _check_markers(thinking: ThinkingMarkers, vocab_size: int) -> None:
+    for token_id in (thinking.begin, thinking.end):
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise bad_value(
+                "thinking", f"token {token_id}", f"token ids from 0 to {vocab_size - 1}"
             )
 
 

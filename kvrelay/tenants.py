@@ -31,6 +31,8 @@ class Tenant:
     requests_per_minute: int | None = None
     # Tokens of prompts and answers together.
     tokens_per_minute: int | None = None
+    # Most tokens of thinking in one answer.
+    max_reasoning_tokens: int | None = None
     # The most urgent priority that the tenant may request. Lower values run first, before those of
     # all other tenants.
     min_priority: int | None = None

@@ -107,15 +107,15 @@ def simulate(
     ] = 1,
     request_ms: Annotated[
         float,
-        typer.Option(min=0, max=1e6, metavar="MS", help="Time from the client to the queue."),
+        typer.Option(min=0, max=1e4, metavar="MS", help="Time from the client to the queue."),
     ] = 1.0,
     message_ms: Annotated[
         float,
-        typer.Option(min=0, max=1e6, metavar="MS", help="Time of a message between processes."),
+        typer.Option(min=0, max=1e4, metavar="MS", help="Time of a message between processes."),
     ] = 0.5,
     step_ms: Annotated[
         float,
-        typer.Option(min=0, max=1e6, metavar="MS", help="Time of a worker between two steps."),
+        typer.Option(min=0, max=1e4, metavar="MS", help="Time of a worker between two steps."),
     ] = 0.0,
     goodput: options.Goodput = None,
     sweep: Annotated[

@@ -51,6 +51,8 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     # Number of most likely tokens at each place of the prompt.
     prompt_logprobs: int | None
+    # Most tokens of thinking; then its end follows.
+    thinking_token_budget: int | None
     # A grammar that the answer follows: {"json_schema": ...}, {"regex": ...} or {"lark": ...}. A
     # schema may be a dict.
     guidance: Guidance | Mapping[str, Any] | None

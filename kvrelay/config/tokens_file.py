@@ -82,6 +82,7 @@ class TenantEntry(Section):
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
+    max_reasoning_tokens: PositiveInt | None = None
     # By default, a tenant cannot raise its priority.
     min_priority: Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)] = 0
 

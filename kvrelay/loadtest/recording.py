@@ -80,7 +80,7 @@ def read_moments(file: Path) -> list[Moment]:
     An empty field is unknown. Raises InvalidArgument, naming the line.
     """
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(_rows(file, csv.reader(lines)))
     except OSError as error:
         raise InvalidArgument(f"{file}: {error.strerror}", field="metrics") from error

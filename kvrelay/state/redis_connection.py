@@ -20,7 +20,7 @@ from kvrelay.config.redis_url import Sentinels
 from kvrelay.errors import ConfigError, Unavailable
 
 # Timeout of one command, including its connection.
-_TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0
 _PROBE = "kvrelay:probe"
 
 Command = tuple[str | int | bytes, ...]
@@ -64,7 +64,7 @@ class RedisConnection:
         """
         self._probes += 1
         key = f"{_PROBE}:{self._probe}"
-        await self._call("SET", key, self._probes, "PX", millis(2 * _TIMEOUT_S))
+        await self._call("SET", key, self._probes, "PX", millis(2 * TIMEOUT_S))
         if await self._call("GETRANGE", key, 0, 32) != str(self._probes).encode():
             raise Unavailable(
                 f"Redis at {self._where} returned an older value than the last written one"
@@ -90,7 +90,7 @@ class RedisConnection:
         """
         if not replicas:
             return await self._call(*words)
-        seconds = _TIMEOUT_S / 2
+        seconds = TIMEOUT_S / 2
         # WAIT covers only the writes of its own connection.
         answer, confirmed = await self._call_all([words, ("WAIT", replicas, millis(seconds))])
         if confirmed < replicas:
@@ -116,12 +116,10 @@ class RedisConnection:
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 yield
         except TimeoutError:
-            raise Unavailable(
-                f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s"
-            ) from None
+            raise Unavailable(f"Redis at {self._where}: no answer within {TIMEOUT_S:g} s") from None
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 

@@ -89,6 +89,10 @@ class Tokenizer:
         found = ((self._backend.token_to_id(one), one) for one in texts)
         return {id_: one for id_, one in found if id_ in self.special_ids}
 
+    def token_id(self, text: str) -> int | None:
+        """Returns the id of the token that is spelled like this, None if there is none."""
+        return self._backend.token_to_id(text)
+
     @cached_property
     def max_token_bytes(self) -> int | None:
         """Most bytes of UTF-8 that one token can represent; None if there is no bound.

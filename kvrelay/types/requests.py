@@ -23,6 +23,15 @@ class Guidance:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """The tokens around the thinking in an answer."""
+
+    # None if the prompt ends inside the thinking.
+    begin: int | None
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are sampled. `router.frontend.validation` validates the values; this class does
     not.
@@ -30,6 +39,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The sample at absolute position p
     of a sequence depends only on (seed, p) and the logits. `logprobs` None: none; N >= 0: the
     sampled token and the N most likely tokens. `prompt_logprobs`: the same for the prompt's tokens.
+    `thinking_token_budget`: most tokens between the markers of `thinking`; then the end marker
+    follows.
     """
 
     max_tokens: int = 64
@@ -49,6 +60,9 @@ class SamplingParams:
     logprobs: int | None = None
     guidance: Guidance | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
+    # Set by the router for an answer with a budget.
+    thinking: ThinkingMarkers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,4 +61,5 @@ def _request(one: Exchanged) -> SampleRequest:
         prompt_len=sequence.spec.prompt_len,
         eos_token_ids=one.eos_token_ids,
         matcher=sequence.matcher,
+        thinking=sequence.thinking,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast, get_args
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types.requests import Guidance, GuidanceKind, SamplingParams
+from kvrelay.types.requests import Guidance, GuidanceKind, SamplingParams, ThinkingMarkers
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.fields import extend_field, set_field
 
@@ -34,6 +34,7 @@ class SamplingOptions:
     logprobs: int | None = None
     guidance: Guidance | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
 
     def with_defaults(self) -> SamplingParams:
         """Returns the parameters, with the defaults of SamplingParams for unset options."""
@@ -75,14 +76,25 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingOptions:
     return SamplingOptions(**_given(message))
 
 
-params_to_proto = sampling_to_proto
+def params_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    """Converts a complete set of parameters, as components of the cluster exchange it."""
+    message = sampling_to_proto(params)
+    if params.thinking is not None:
+        set_field(message.thinking, "begin", params.thinking.begin)
+        set_field(message.thinking, "end", params.thinking.end)
+    return message
 
 
 def params_from_proto(message: pb.SamplingParams) -> SamplingParams:
     """Converts a message to a complete set of parameters, as components of the cluster exchange
     it. Raises InvalidArgument as `sampling_from_proto` does.
     """
-    return SamplingParams(**_given(message))
+    thinking = None
+    if message.HasField("thinking"):
+        markers = message.thinking
+        begin = markers.begin if markers.HasField("begin") else None
+        thinking = ThinkingMarkers(begin, markers.end)
+    return SamplingParams(**_given(message), thinking=thinking)
 
 
 def _guidance_to_proto(guidance: Guidance) -> pb.Guidance:

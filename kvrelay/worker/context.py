@@ -12,6 +12,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.prompt_scores import PromptScores
+from kvrelay.engine.sampling.thinking import thinking_budget
 from kvrelay.errors import Code
 from kvrelay.messages import Event, Failed
 from kvrelay.types.control_plane import Claim
@@ -84,7 +85,8 @@ class WorkerContext:
         if guidance is not None:
             matcher = self.runner.grammars.open(guidance, spec.token_ids, spec.prompt_len)
         hasher = self.cache.hasher(spec.salt, spec.adapter)
-        return Sequence(spec, self.clock.now(), hasher, matcher, scores)
+        thinking = thinking_budget(spec.sampling, spec.prompt_len)
+        return Sequence(spec, self.clock.now(), hasher, matcher, thinking, scores)
 
     def finish(self, key: Key, event: Event) -> None:
         """Sends the last event of an attempt, and forgets its session."""

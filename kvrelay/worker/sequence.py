@@ -10,6 +10,7 @@ from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.prompt_scores import PromptScores
+from kvrelay.engine.sampling.thinking import ThinkingBudget
 from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
 
 
@@ -27,6 +28,8 @@ class Sequence:
     hasher: BlockHasher
     # The state of the sequence's guidance.
     matcher: Matcher | None = None
+    # The state of the sequence's thinking budget.
+    thinking: ThinkingBudget | None = None
     # The log-probabilities of the prompt, if they are asked for and still to be sent.
     scores: PromptScores | None = None
     # int64, so that a penalty's tensor of the tokens needs no loop.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, ours
+from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, THINKING_BUDGET, ours
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
 
@@ -11,8 +11,12 @@ def features_of(sampling: SamplingParams) -> tuple[str, ...]:
     """Returns the features that a worker needs to do what the sampling parameters say. A worker
     without them would ignore some parameters without a word.
     """
-    guided = () if sampling.guidance is None else (GUIDANCE,)
-    return guided if sampling.prompt_logprobs is None else (*guided, PROMPT_LOGPROBS)
+    needed = (
+        (GUIDANCE, sampling.guidance),
+        (PROMPT_LOGPROBS, sampling.prompt_logprobs),
+        (THINKING_BUDGET, sampling.thinking_token_budget),
+    )
+    return tuple(name for name, value in needed if value is not None)
 
 
 def follows(info: WorkerInfo, sampling: SamplingParams) -> bool:

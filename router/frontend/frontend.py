@@ -25,6 +25,7 @@ from router.frontend.validation import (
     admit_sampling,
     check_priority,
     check_request,
+    limit_thinking,
     resumed_model,
 )
 from router.runtime.driver import Driver
@@ -153,6 +154,7 @@ class Frontend:
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len, tenant)
+        sampling = limit_thinking(sampling, tenant, self.text.thinking_markers(token_ids))
         admitted = Request(
             request_id=tenant.scoped(request_id),
             token_ids=token_ids,

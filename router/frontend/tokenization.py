@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvrelay.config.schema import ToolFormatName
@@ -16,9 +16,10 @@ from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
+from kvrelay.types.requests import ThinkingMarkers
 from router.core.body_budget import BodyBudget
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, tool_format_of
-from router.frontend.answer_parsers.reasoning import reasoning_markers_of
+from router.frontend.answer_parsers.reasoning import ReasoningMarkers, reasoning_markers_of
 from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
@@ -39,6 +40,8 @@ MESSAGE_COST = 64
 TOKEN_COST = 2**10
 # Limit on the characters of texts that threads process or that wait for a thread.
 MAX_WAITING = 64 * 2**20
+# Tokens at the end of a prompt that tell whether the model is thinking from the start.
+_TAIL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Text:
         )
         # The markers around the model's thinking; None for a model that does not show it.
         self.reasoning = reasoning_markers_of(self.chat_template)
+        self._thinking = _marker_tokens(self.reasoning, tokenizer)
         self._chat_turns = FairLanes(len(chat), SHORT)
         self._threads = FairThreads(THREADS, SHORT, "tokenizer")
         self._waiting = BodyBudget(MAX_WAITING, "long texts to tokenize")
@@ -210,6 +214,25 @@ class Text:
             return tokenizer.decode(token_ids)
         return await self._in_turn(tenant, len(token_ids), lambda: tokenizer.decode(token_ids))
 
+    @property
+    def limits_thinking(self) -> bool:
+        """Whether the model thinks between two tokens, so that its thinking can be ended."""
+        return self._thinking is not None
+
+    def thinks(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt ends inside the model's thinking."""
+        return self.reasoning is not None and self.reasoning.begun(
+            self.with_special_tokens(prompt[-_TAIL:])
+        )
+
+    def thinking_markers(self, prompt: Sequence[int]) -> ThinkingMarkers | None:
+        """Returns the tokens around the thinking in an answer to the prompt; None if the model does
+        not think between two tokens.
+        """
+        if self._thinking is None or not self.thinks(prompt):
+            return self._thinking
+        return replace(self._thinking, begin=None)
+
     def with_special_tokens(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a few token ids, including special tokens; empty without a
         tokenizer.
@@ -302,6 +325,15 @@ async def _warm(renderer: ChatTemplate) -> None:
         return
     except KvRelayError as error:
         log.warning("chat_template_warm_up_failed", reason=error.message)
+
+
+def _marker_tokens(
+    markers: ReasoningMarkers | None, tokenizer: Tokenizer | None
+) -> ThinkingMarkers | None:
+    if markers is None or tokenizer is None:
+        return None
+    begin, end = map(tokenizer.token_id, (markers.begin, markers.end))
+    return None if begin is None or end is None else ThinkingMarkers(begin, end)
 
 
 def _unless_absent(load: Callable[[str], T], folder: str) -> T | None:

@@ -22,7 +22,7 @@ from kvrelay.sampling_limits import (
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
 from kvrelay.types.chat import ChatMessage
-from kvrelay.types.requests import SamplingParams, Slo
+from kvrelay.types.requests import SamplingParams, Slo, ThinkingMarkers
 from kvrelay.types.workers import ModelVersion
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
@@ -252,6 +252,28 @@ def admit_sampling(
     sampling = replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
     check_prompt_logprobs(sampling, num_prompt_tokens)
     return sampling
+
+
+def limit_thinking(
+    sampling: SamplingParams, tenant: Tenant, markers: ThinkingMarkers | None
+) -> SamplingParams:
+    """Applies the tenant's limit to the thinking budget. `markers`: the tokens around the model's
+    thinking, if it has them.
+
+    Raises InvalidArgument for a budget if the model has no such tokens.
+    """
+    asked, most = sampling.thinking_token_budget, tenant.max_reasoning_tokens
+    if markers is None and asked is not None:
+        raise InvalidArgument(
+            "this model does not think between two tokens of its vocabulary, such as <think> and "
+            "</think>; leave thinking_token_budget out",
+            field="thinking_token_budget",
+        )
+    budget = min((one for one in (asked, most) if one is not None), default=None)
+    # An answer that follows a grammar does not think.
+    if markers is None or budget is None or sampling.guidance is not None:
+        return replace(sampling, thinking_token_budget=None)
+    return replace(sampling, thinking_token_budget=budget, thinking=markers)
 
 
 def _default_max_tokens(request: GenerateRequest, tenant: Tenant) -> int:

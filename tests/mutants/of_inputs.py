@@ -390,8 +390,8 @@ MUTANTS = (
     Mutant(
         "an answer that a grammar binds does not go on thinking",
         "router/api/http/chat/answer_format.py",
-        "begun = not self._bound and self._reasoning.begun(",
-        "begun = self._reasoning.begun(",
+        "begun = not self._bound and self._text.thinks(",
+        "begun = self._text.thinks(",
         (f"{_ROUTES}/test_responses_client.py::test_a_bound_answer_is_no_thinking",),
     ),
     Mutant(

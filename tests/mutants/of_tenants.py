@@ -11,6 +11,13 @@ SLOTS_TESTS = "unit/router/core/queueing/test_batch_slots.py"
 
 MUTANTS = (
     Mutant(
+        "a tenant's limit bounds the thinking budget",
+        "router/frontend/validation.py",
+        "for one in (asked, most) if one is not None",
+        "for one in (asked,) if one is not None",
+        ("unit/router/api/http/test_thinking_budget.py::test_a_tenants_limit_bounds_the_budget",),
+    ),
+    Mutant(
         "requests of a tenant above its share give way",
         DISPATCHER,
         "placed = [] if decision.no_worker else self._preempt(heads, now)",

@@ -474,6 +474,34 @@ MUTANTS = (
         ("unit/worker/test_step_faults.py::test_no_value_that_a_peer_sends_reaches_the_others",),
     ),
     Mutant(
+        "thinking ends where its budget is spent",
+        "kvrelay/engine/sampling/thinking.py",
+        "and place.tokens >= self._tokens",
+        "and place.tokens > self._tokens",
+        (
+            "unit/engine/sampling/test_thinking.py::test_a_sampled_answer_thinks_no_longer",
+            "unit/engine/sampling/test_thinking.py::test_steps_and_drafts_of_any_length_tell_the_same",
+        ),
+    ),
+    Mutant(
+        "rejected drafts are no part of the thinking",
+        "kvrelay/engine/sampling/thinking.py",
+        "        self._seen = end\n        place = self._place\n",
+        "        self._seen = len(token_ids)\n        place = self._place\n",
+        (
+            "unit/engine/sampling/test_thinking.py::test_steps_and_drafts_of_any_length_tell_the_same",
+        ),
+    ),
+    Mutant(
+        "a row without a distribution fails where its thinking ends",
+        "kvrelay/engine/sampling/sampler.py",
+        "torch.where(tokens[row] == NOT_DRAWN, tokens[row], token_id)",
+        "token_id",
+        (
+            "unit/engine/sampling/test_thinking.py::test_a_row_without_a_distribution_fails_all_the_same",
+        ),
+    ),
+    Mutant(
         "the logprobs of a prompt are sent once",
         "decode_worker/stage.py",
         "        sequence.scores = None\n",

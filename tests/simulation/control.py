@@ -138,7 +138,7 @@ class ControlSimulation:
     def _in_place(self) -> Iterator[None]:
         places: tuple[tuple[Any, str, Any], ...] = (
             (redis.asyncio.Redis, "from_url", self.redis.client),
-            (kvrelay.state.redis_connection, "_TIMEOUT_S", TIMEOUT_S),
+            (kvrelay.state.redis_connection, "TIMEOUT_S", TIMEOUT_S),
             (kvrelay.state.registry, "_unix_us", self._unix_us),
             (autoscaler.lease, "RENEW_S", RENEW_S),
             (autoscaler.lease, "DEADLINE_S", DEADLINE_S),

@@ -34,7 +34,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, Protocol
+from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, THINKING_BUDGET, Protocol
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import (
     FinishReason,
@@ -241,7 +241,7 @@ def worker_info(worker_id: str, pool: PoolName, address: str = "", epoch: int = 
         block_bytes=64,
         host_id="here",
         max_model_len=4096,
-        protocol=Protocol(features=(GUIDANCE, PROMPT_LOGPROBS)),
+        protocol=Protocol(features=(GUIDANCE, PROMPT_LOGPROBS, THINKING_BUDGET)),
     )
 
 

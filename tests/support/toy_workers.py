@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from simulation.toy_engine import BLOCK, ToyRunner
-from support.worker_harness import SERVE, Workers, unhurried_registry
+from support.worker_harness import SERVE, Workers, new_registry
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.stop_request import StopRequest
@@ -34,7 +34,7 @@ async def toy_workers(
 ) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0`. `drains`: they end in order."""
     stop = StopRequest()
-    async with unhurried_registry() as (url, registry), asyncio.TaskGroup() as tasks:
+    async with new_registry() as (url, registry), asyncio.TaskGroup() as tasks:
         for nonce, name in enumerate(names):
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
             runner: Any = ToyRunner(num_blocks, nonce, lambda: None)

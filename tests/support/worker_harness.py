@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import grpc
 
@@ -25,7 +24,6 @@ from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.state import redis_connection
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import SequenceSpec
@@ -212,13 +210,10 @@ async def silent_peer() -> AsyncIterator[tuple[str, asyncio.Event]]:
 
 
 @asynccontextmanager
-async def unhurried_registry() -> AsyncIterator[tuple[str, Registry]]:
-    """Starts a Redis; yields its URL and a connection. Workers that load models in this process
-    delay the answers of Redis by seconds on a busy machine, which no test is about.
-    """
-    with patch.object(redis_connection, "_TIMEOUT_S", 30.0):
-        async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
-            yield redis.url, registry
+async def new_registry() -> AsyncIterator[tuple[str, Registry]]:
+    """Starts a Redis; yields its URL and a connection."""
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+        yield redis.url, registry
 
 
 @asynccontextmanager
@@ -229,7 +224,7 @@ async def workers(
     server.
     """
     stop = StopRequest()
-    async with unhurried_registry() as (url, registry), asyncio.TaskGroup() as tasks:
+    async with new_registry() as (url, registry), asyncio.TaskGroup() as tasks:
         # One after the other: a process loads one model at a time
         for count, name in enumerate(names, 1):
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"

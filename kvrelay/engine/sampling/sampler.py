@@ -4,9 +4,9 @@ worker or history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from math import isfinite
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvrelay.engine.sampling.categorical import NOT_DRAWN, draw, is_cut
 from kvrelay.engine.sampling.faults import SequenceFault
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.penalties import adjusted
+from kvrelay.engine.sampling.thinking import ThinkingBudget
 from kvrelay.engine.sampling.token_masks import TokenMasks, token_masks
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
@@ -39,6 +40,8 @@ class SampleRequest:
     eos_token_ids: frozenset[int] = frozenset()
     # The state of params.guidance, from the grammars of the model.
     matcher: Matcher | None = None
+    # The state of params.thinking_token_budget.
+    thinking: ThinkingBudget | None = None
 
     @property
     def num_output(self) -> int:
@@ -58,7 +61,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     """Samples one token for each row of `logits` [R, V], of any float dtype.
 
     The steps are logit_bias, min_tokens, penalties, guidance, temperature, top_k, top_p, min_p and
-    sampling.
+    sampling. Where a thinking budget is spent, the end of the thinking takes the sample's place.
     Log-probabilities are the model's own: the log-softmax of the input logits, before any of these
     steps, and at least LEAST_LOGPROB. A row's result does not depend on the others. On a GPU the
     host waits once, for the results.
@@ -150,7 +153,26 @@ def _tokens(
         if rows:
             drawn = draw(scores, rows, [requests[row] for row in rows], cut)
             tokens[to_device(rows, np.int64, logits.device)] = drawn
+    for row, token_id in _due_tokens(requests):
+        # A row without a distribution keeps its error.
+        tokens[row] = torch.where(tokens[row] == NOT_DRAWN, tokens[row], token_id)
     return tokens
+
+
+def _due_tokens(requests: Sequence[SampleRequest]) -> Iterator[tuple[int, int]]:
+    """Yields each row whose thinking budget is spent, with the token that ends the thinking.
+
+    Adjacent requests with the same budget are one sequence with 0, 1, 2, … drafts.
+    """
+    if all(request.thinking is None for request in requests):
+        return
+    for thinking, group in groupby(enumerate(requests), key=lambda one: one[1].thinking):
+        if thinking is not None:
+            rows, drafts = zip(*group, strict=True)
+            due = thinking.next_tokens(drafts[-1].token_ids, len(rows) - 1)
+            for row, token_id in zip(rows, due, strict=True):
+                if token_id is not None:
+                    yield row, token_id
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

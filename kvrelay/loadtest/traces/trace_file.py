@@ -31,7 +31,7 @@ def read_trace(
                 read_servegen(path, seed, begin, prompt_tokens, output_tokens), begin
             )
             return
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             yield from from_second(
                 (read_mooncake if form == "mooncake" else read_azure)(path, lines), begin
             )
@@ -48,7 +48,7 @@ def guess_format(path: Path) -> str:
     if path.is_dir() or path.name.endswith(trace_servegen.SUFFIX):
         return "servegen"
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             first = lines.readline(4096)
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}", field="trace") from error

@@ -114,7 +114,7 @@ def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Cl
         raise InvalidArgument(f"{path} contains no file named *{SUFFIX}", field="trace")
     clients = []
     for file in files:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             windows = tuple(_windows(file, lines))
         lengths = _lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))
         clients.append(Client(file.name, windows, (default, *lengths)))

@@ -168,6 +168,7 @@ class StepLoop:
                 prompt_len=sequence.spec.prompt_len,
                 eos_token_ids=self._context.runner.eos_token_ids,
                 matcher=sequence.matcher,
+                thinking=sequence.thinking,
             )
         return Segment(
             token_ids=sequence.tokens[start:end] + draft,

@@ -37,12 +37,22 @@ class Completion:
     echo: bool = False
     tool_use: ToolUse | None = None
     chat_options: ChatOptions = WITHOUT_TOOLS
+    # A thinking budget that has no effect on a model whose thinking cannot be ended.
+    thinking_tokens: int | None = None
     # The field that gave the grammar of the answer.
     guidance_field: str = ""
     # Whether max_tokens may be more than the context holds, and is cut then.
     cut_to_context: bool = False
     # Members of the request that the dialect's answer repeats.
     repeated: Json = field(default_factory=dict)
+
+    def with_thinking_budget(self) -> Completion:
+        """Returns a copy whose answers have the budget."""
+        requests = tuple(
+            replace(one, sampling=replace(one.sampling, thinking_token_budget=self.thinking_tokens))
+            for one in self.requests
+        )
+        return replace(self, requests=requests)
 
     def without_prompts(self) -> Completion:
         """Returns a copy without prompts, messages and token ids, so that their memory is freed."""

@@ -54,7 +54,7 @@ def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TAKEOVER_S", 3.2),
     ):
         monkeypatch.setattr(autoscaler.lease, name, seconds)
-    monkeypatch.setattr("kvrelay.state.redis_connection._TIMEOUT_S", 0.8)
+    monkeypatch.setattr("kvrelay.state.redis_connection.TIMEOUT_S", 0.8)
 
 
 @dataclass

@@ -42,6 +42,7 @@ def test_every_option_finds_its_place() -> None:
         logit_bias={7: 1.0, 3: -1.0},
         logprobs=0,
         prompt_logprobs=2,
+        thinking_token_budget=5,
         request_id="mine",
         priority=-1,
         resume=[5],
@@ -79,6 +80,7 @@ def test_every_option_finds_its_place() -> None:
         0,
         Guidance("regex", "a+"),
         2,
+        5,
     )
 
 

@@ -17,7 +17,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
-from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.requests import SamplingParams, SequenceSpec, ThinkingMarkers
 
 Answers = dict[str, tuple[tuple[int, ...], str]]
 """Token ids and finish reason by request id."""
@@ -42,6 +42,12 @@ PARAMS = [
     SamplingParams(temperature=0.1, seed=4, frequency_penalty=0.02, presence_penalty=0.1),
     SamplingParams(temperature=0.3, seed=5, top_p=0.5, logit_bias=((9, 1.0),), min_tokens=20),
     SamplingParams(temperature=1.0, seed=6, top_k=2),
+    SamplingParams(
+        temperature=0.0,
+        ignore_eos=True,
+        thinking_token_budget=7,
+        thinking=ThinkingMarkers(None, 9),
+    ),
 ]
 
 

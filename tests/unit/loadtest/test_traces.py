@@ -20,6 +20,9 @@ MOONCAKE = '{"timestamp": 1500, "input_length": 600, "output_length": 5, "hash_i
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
+AZURE_LINES = f"{AZURE}\n2023-11-16 18:15:46.6805900,374,44\n"
+
+
 def read(path: Path, begin: float = 0.0) -> Iterator[TraceRequest]:
     return read_trace(path, guess_format(path), 0, begin, Uniform(9, 9), Uniform(3, 3))
 
@@ -43,6 +46,14 @@ def test_azure_times_count_from_the_first(tmp_path: Path) -> None:
         109,
     )
     assert list(read(file, begin=1.0)) == [second]
+
+
+@pytest.mark.parametrize("text", [MOONCAKE, AZURE_LINES])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, text: str) -> None:
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text(text, encoding="utf-8-sig")
+    assert list(read(marked)) == list(read(plain))
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_connection, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(redis_connection, "TIMEOUT_S", 0.05)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(Unavailable, match=r"no answer within 0\.05 s") as caught,

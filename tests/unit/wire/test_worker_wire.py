@@ -19,6 +19,7 @@ from kvrelay.types.requests import (
     PromptLogprobs,
     SamplingParams,
     SequenceSpec,
+    ThinkingMarkers,
 )
 from kvrelay.types.workers import TierKind
 from kvrelay.wire import inference
@@ -49,6 +50,8 @@ st.register_type_strategy(
         seed=PROTO_INTS,
         logprobs=st.none() | PROTO_INTS,
         prompt_logprobs=st.none() | PROTO_INTS,
+        thinking_token_budget=st.none() | PROTO_INTS,
+        thinking=st.none() | st.builds(ThinkingMarkers, st.none() | PROTO_INTS, PROTO_INTS),
         logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(
             lambda bias: tuple(sorted(bias.items()))
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters import greedy, merged, save_adapter
-from support.worker_harness import SERVE, Engine, Workers, unhurried_registry, workers
+from support.worker_harness import SERVE, Engine, Workers, new_registry, workers
 from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, relay, spec
 
 from kvrelay.engine.model.adapter_table import AdapterTable
@@ -129,7 +129,7 @@ async def first_heartbeat(
 ) -> WorkerInfo:
     """What a worker that starts while these adapters are listed says of itself first."""
     stop = StopRequest()
-    async with unhurried_registry() as (url, registry), asyncio.TaskGroup() as tasks:
+    async with new_registry() as (url, registry), asyncio.TaskGroup() as tasks:
         for one in entries:
             await registry.put_adapter(one)
         settings = WorkerSettings("decode-0", "decode", str(base), url, config_of())

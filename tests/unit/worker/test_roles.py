@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worker_harness import Session, unhurried_registry
+from support.worker_harness import Session, new_registry
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import LoadedModel
@@ -80,7 +80,7 @@ async def test_a_worker_changes_over_with_its_weights(
 
     monkeypatch.setattr(model_loading, "load_model", counted)
     model = str(tiny_model("llama"))
-    async with unhurried_registry() as (url, registry):
+    async with new_registry() as (url, registry):
         fresh, decode = (
             Roles(),
             WorkerSettings("decode-0", "decode", model, url, config(**unlike)),
@@ -117,7 +117,7 @@ async def test_a_worker_changes_over_with_its_weights(
 async def test_one_that_was_told_to_end_does_not_change_over(
     tiny_model: Callable[..., Path],
 ) -> None:
-    async with unhurried_registry() as (url, registry):
+    async with new_registry() as (url, registry):
         for turns_first in (True, False):
             settings = WorkerSettings(
                 "prefill-0", "prefill", str(tiny_model("llama")), url, config()
@@ -151,7 +151,7 @@ async def test_a_worker_stands_by_and_joins_either_pool(
 
     monkeypatch.setattr(ModelRunner, "of", counted)
     model = str(tiny_model("llama"))
-    async with unhurried_registry() as (url, registry):
+    async with new_registry() as (url, registry):
         plain = Roles()
         running = asyncio.create_task(
             plain.serve(WorkerSettings("decode-0", "decode", model, url, config(**unlike)))
@@ -182,7 +182,7 @@ async def test_a_worker_stands_by_and_joins_either_pool(
 
 
 async def test_a_standby_worker_that_is_told_to_end_ends(tiny_model: Callable[..., Path]) -> None:
-    async with unhurried_registry() as (url, registry):
+    async with new_registry() as (url, registry):
         roles = Roles()
         settings = WorkerSettings(
             "standby-0", "decode", str(tiny_model("llama")), url, config(), standby=True
@@ -202,7 +202,7 @@ async def test_readiness_is_told_at_once_and_not_with_the_next_heartbeat(
 ) -> None:
     monkeypatch.setattr(registration, "HEARTBEAT_S", 3600.0)
     monkeypatch.setattr(registration, "TTL_S", 3600.0)
-    async with unhurried_registry() as (url, registry):
+    async with new_registry() as (url, registry):
         roles = Roles()
         settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), url, config())
         running = asyncio.create_task(roles.serve(settings))

@@ -33,7 +33,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec, TokenLogprobs
+from kvrelay.types.requests import SamplingParams, SequenceSpec, ThinkingMarkers, TokenLogprobs
 from prefill_worker import stage as prefill_stage
 
 MARK = 120
@@ -358,6 +358,8 @@ FLAWS: list[dict[str, Any]] = [
         for one in ((128, 1.0), (2**31 - 1, 1.0), (-1, 1.0), (5, float("nan")), (5, 1e300))
     ),
     *({"stop_token_ids": one} for one in ((128,), (-1,), (2**31 - 1,), (5,) * 2000)),
+    *({"thinking": one} for one in (ThinkingMarkers(None, 128), ThinkingMarkers(-1, 5))),
+    {"thinking_token_budget": -1, "thinking": ThinkingMarkers(None, 5)},
 ]
 
 

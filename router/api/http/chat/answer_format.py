@@ -16,9 +16,6 @@ from router.frontend.answer_parsers.reasoning import ReasoningSplitter
 from router.frontend.tokenization import Text
 from router.runtime.stream import Stream
 
-# Tokens at the end of a prompt that tell whether the model is thinking from the start.
-_TAIL = 16
-
 
 class AnswerFormat:
     """The format of the answers to one HTTP request."""
@@ -33,13 +30,17 @@ class AnswerFormat:
         self._bound = completion.requests[0].sampling.guidance is not None
 
     def applied(self, completion: Completion) -> Completion:
-        """Returns the request with the tools for the chat template and the markers to keep."""
+        """Returns the request with the tools for the chat template, the markers to keep, and the
+        thinking budget if the model has one.
+        """
         use, reasoning = self._use, self._reasoning
         markers = self._tools.markers if self._tools else ()
         if reasoning is not None:
             markers += (reasoning.begin, reasoning.end)
         described = "" if use is None or use.mode == "none" else use.described
         options = replace(completion.chat_options, tools=described, markers=markers)
+        if completion.thinking_tokens is not None and self._text.limits_thinking:
+            completion = completion.with_thinking_budget()
         return replace(completion, chat_options=options)
 
     def answers(self, request_id: str, streams: Sequence[Stream]) -> list[ChatAnswer]:
@@ -58,9 +59,7 @@ class AnswerFormat:
         tools = self._call_parser()
         if self._reasoning is None:
             return tools
-        begun = not self._bound and self._reasoning.begun(
-            self._text.with_special_tokens(prompt[-_TAIL:])
-        )
+        begun = not self._bound and self._text.thinks(prompt)
         return ReasoningSplitter(tools, self._reasoning, begun)
 
     def _call_parser(self) -> AnswerParser | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.sampling_limits import INT32
 from kvrelay.types.chat import ChatMessage, ChatOptions
 from kvrelay.types.requests import Guidance
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
@@ -88,6 +89,7 @@ def parse_messages(body: Json, request_id: str = "") -> Completion:
         chat_options=_chat_options(request),
         guidance_field=field,
         cut_to_context=True,
+        thinking_tokens=_thinking_tokens(request),
     )
 
 
@@ -188,6 +190,14 @@ def _chat_options(request: _Request) -> ChatOptions:
     return ChatOptions(
         template_kwargs=template_kwargs(request.chat_template_kwargs, effort, **more)
     )
+
+
+def _thinking_tokens(request: _Request) -> int | None:
+    thinking = request.thinking
+    if thinking is None or thinking["type"] != "enabled":
+        return None
+    budget = thinking.get("budget_tokens")
+    return None if budget is None else min(budget, INT32)
 
 
 def _tool_use(request: _Request) -> ToolUse | None:

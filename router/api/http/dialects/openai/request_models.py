@@ -135,6 +135,11 @@ class _Generation(Generation):
         description="What the answer follows: a schema, a regular expression, a choice of "
         "texts, or a grammar.",
     )
+    thinking_token_budget: int | None = sampling(
+        "thinking_token_budget",
+        "Most tokens of thinking; then its end follows. -1 is no limit.",
+        ge=-1,
+    )
     return_token_ids: bool | None = flag("Choices carry token_ids.")
 
 

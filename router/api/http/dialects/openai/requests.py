@@ -185,6 +185,7 @@ def _sampling(
 ) -> SamplingOptions:
     stop = () if body.stop is None else body.stop
     bias = body.logit_bias or {}
+    budget = body.thinking_token_budget
     return SamplingOptions(
         max_tokens=max_tokens,
         # Both -1 and 0 disable top_k.
@@ -196,6 +197,7 @@ def _sampling(
         logit_bias=tuple(sorted((int(key), value) for key, value in bias.items())),
         logprobs=logprobs,
         guidance=guidance,
+        thinking_token_budget=None if budget == -1 else budget,
         **{name: getattr(body, name) for name in _SAMPLING},
     )
 

@@ -1,0 +1,143 @@
+"""The thinking budget that workers get, for each dialect, model and tenant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.chat_models import THINKING, demo_with, says
+from support.router_harness import RouterHarness, running_router
+
+from kvrelay.config.tokens_file import digest_of
+from kvrelay.messages import Prefill, RunLocal
+from kvrelay.types.requests import SamplingParams, ThinkingMarkers
+
+QUESTION = [{"role": "user", "content": "Rain?"}]
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+BODIES: Mapping[str, dict[str, Any]] = {
+    CHAT: {"messages": QUESTION},
+    COMPLETIONS: {"prompt": "Rain?"},
+    MESSAGES: {"messages": QUESTION, "max_tokens": 8},
+}
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+BEGIN, END = 0, 3
+
+
+def thinking_model(parent: Path) -> str:
+    """The demo model with a template that thinks and a vocabulary that has its markers."""
+    folder = demo_with(THINKING, parent)
+    path = Path(folder) / "tokenizer.json"
+    described = json.loads(path.read_text())
+    for token in described["added_tokens"]:
+        token["content"] = {BEGIN: "<think>", END: "</think>"}.get(token["id"], token["content"])
+    vocabulary = described["model"]["vocab"]
+    described["model"]["vocab"] = {
+        {BEGIN: "<think>", END: "</think>"}.get(number, spelling): number
+        for spelling, number in vocabulary.items()
+    }
+    path.write_text(json.dumps(described))
+    return folder
+
+
+async def asked(
+    router: RouterHarness, path: str, more: Mapping[str, Any], token: str = ""
+) -> SamplingParams | dict[str, Any]:
+    """The sampling parameters that a worker got, or the error of the answer."""
+    says(router, "It rains.")
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(base_url=router.http, headers=headers, timeout=60) as http:
+        response = await http.post(path, json={**BODIES[path], **more})
+    found: dict[str, Any] = response.json()
+    if response.status_code != 200:
+        return found
+    *_, last = (
+        command.spec.sampling
+        for server in router.workers.values()
+        for command in server.worker.commands
+        if isinstance(command, Prefill | RunLocal)
+    )
+    return last
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "budget", "begin"),
+    [
+        (CHAT, {"thinking_token_budget": 7}, 7, BEGIN),
+        (CHAT, {"thinking_token_budget": 0} | THINKS, 0, None),
+        (COMPLETIONS, {"thinking_token_budget": 5}, 5, BEGIN),
+        (COMPLETIONS, {"thinking_token_budget": 5, "prompt": "Rain?<think>\n"}, 5, None),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, 9, None),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2**40}}, 2**31 - 1, None),
+    ],
+)
+async def test_workers_get_budget_and_markers(
+    tmp_path: Path, path: str, more: dict[str, Any], budget: int, begin: int | None
+) -> None:
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        found = await asked(router, path, more)
+    assert isinstance(found, SamplingParams), found
+    assert found.thinking_token_budget == budget
+    assert found.thinking == ThinkingMarkers(begin, END)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {}),
+        (CHAT, {"thinking_token_budget": -1}),
+        (CHAT, {"thinking_token_budget": None}),
+        # An answer that follows a grammar does not think.
+        (CHAT, {"thinking_token_budget": 7, "response_format": {"type": "json_object"}}),
+        (MESSAGES, {"thinking": {"type": "adaptive"}}),
+        (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 3}}),
+    ],
+)
+async def test_workers_get_none(tmp_path: Path, path: str, more: dict[str, Any]) -> None:
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        found = await asked(router, path, more)
+    assert isinstance(found, SamplingParams), found
+    assert (found.thinking_token_budget, found.thinking) == (None, None)
+
+
+async def test_a_model_whose_thinking_cannot_be_ended(tmp_path: Path) -> None:
+    async with running_router(folder=demo_with(THINKING, tmp_path)) as router:
+        refused = await asked(router, CHAT, {"thinking_token_budget": 7})
+        assert isinstance(refused, dict)
+        assert refused["error"]["param"] == "thinking_token_budget"
+        assert "leave thinking_token_budget out" in refused["error"]["message"]
+        # Agents send it to every model.
+        thinking = {"thinking": {"type": "enabled", "budget_tokens": 9}}
+        found = await asked(router, MESSAGES, thinking)
+    assert isinstance(found, SamplingParams), found
+    assert found.thinking_token_budget is None
+
+
+@pytest.mark.parametrize("value", [-2, 2**31, 1.5, "many", [1]])
+async def test_other_budgets_are_refused(tmp_path: Path, value: object) -> None:
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        refused = await asked(router, CHAT, {"thinking_token_budget": value})
+    assert isinstance(refused, dict)
+    assert refused["error"]["param"] == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(("more", "budget"), [({}, 20), ({"thinking_token_budget": 7}, 7)])
+@pytest.mark.parametrize("limit", [20, 3])
+async def test_a_tenants_limit_bounds_the_budget(
+    tmp_path: Path, more: dict[str, Any], budget: int, limit: int
+) -> None:
+    tokens_file = tmp_path / "tokens.yaml"
+    tenant = {
+        "name": "acme",
+        "tokens_sha256": [digest_of("secret" * 8)],
+        "max_reasoning_tokens": limit,
+    }
+    tokens_file.write_text(json.dumps({"tenants": [tenant]}))
+    model = thinking_model(tmp_path)
+    async with running_router(folder=model, tokens_file=tokens_file) as router:
+        found = await asked(router, CHAT, more, "secret" * 8)
+    assert isinstance(found, SamplingParams), found
+    assert found.thinking_token_budget == min(budget, limit)
