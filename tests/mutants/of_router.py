@@ -6,6 +6,8 @@ from mutants.mutant import Mutant
 
 LIFECYCLE = "router/core/lifecycle.py"
 DISPATCHER = "router/core/dispatcher.py"
+PLACEMENT = "router/core/placement.py"
+REQUESTS = "router/core/request_table.py"
 SESSIONS = "router/runtime/sessions.py"
 
 MUTANTS = (
@@ -107,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "suspects run one at a time",
-        DISPATCHER,
+        PLACEMENT,
         "if not crashes.suspected:\n            return False",
         "return False",
         (
@@ -363,7 +365,7 @@ MUTANTS = (
     ),
     Mutant(
         "a retry goes to the version of the model that began the answer",
-        DISPATCHER,
+        PLACEMENT,
         "            broken,\n            life.model,",
         "            broken,\n            None,",
         (
@@ -372,7 +374,7 @@ MUTANTS = (
     ),
     Mutant(
         "a request that waits for its version stands in nobody's way",
-        DISPATCHER,
+        PLACEMENT,
         "if missing := limiting(entry.life, self._workers):",
         "if missing := set():",
         (
@@ -422,7 +424,7 @@ MUTANTS = (
     ),
     Mutant(
         "prompts that wait behind a request count, so that it is helped in time",
-        DISPATCHER,
+        PLACEMENT,
         "outlook_of(common, request.slo, now - request.arrival, ahead)",
         "outlook_of(common, request.slo, now - request.arrival, 0)",
         (
@@ -431,7 +433,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tenant's prompts are helped in order of arrival",
-        DISPATCHER,
+        PLACEMENT,
         "outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)",
         "outlook = self._outlook(entry, now)",
         (
@@ -447,7 +449,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests that need no prefill worker do not wait for one",
-        DISPATCHER,
+        PLACEMENT,
         "                self._queue.defer(ticket)\n                continue",
         "                wait, queued = decision, True\n                break",
         (
@@ -464,7 +466,7 @@ MUTANTS = (
     Mutant(
         "a request that needs no prefill worker is not judged by those that do",
         DISPATCHER,
-        "if request.complete is None and not self._overtakes(entry, now):",
+        "if request.complete is None and not self._placement.overtakes(entry, now):",
         "if request.complete is None:",
         (
             "unit/router/core/test_late_binding.py::test_a_request_without_need_of_prefill_is_not_judged_by_the_queue_for_it",
@@ -479,9 +481,9 @@ MUTANTS = (
     ),
     Mutant(
         "the queue moves when a prefill worker ends a prompt",
-        DISPATCHER,
-        "if self._workers.prompt_ended(entry.claim, entry.life, now):",
-        "if self._workers.prompt_ended(entry.claim, entry.life, now) and False:",
+        REQUESTS,
+        "if self.workers.prompt_ended(entry.claim, entry.life, now):",
+        "if self.workers.prompt_ended(entry.claim, entry.life, now) and False:",
         (
             "unit/router/core/test_late_binding.py::test_a_prompt_that_ends_makes_room_for_the_next_at_once",
         ),

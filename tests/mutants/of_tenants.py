@@ -6,6 +6,8 @@ from mutants.mutant import Mutant
 
 PREEMPTION = "router/core/queueing/preemption.py"
 DISPATCHER = "router/core/dispatcher.py"
+PLACEMENT = "router/core/placement.py"
+REQUESTS = "router/core/request_table.py"
 QUEUE = "router/core/queueing/fair_queue.py"
 SLOTS_TESTS = "unit/router/core/queueing/test_batch_slots.py"
 
@@ -19,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests of a tenant above its share give way",
-        DISPATCHER,
+        PLACEMENT,
         "placed = [] if decision.no_worker else self._preempt(heads, now)",
         "placed = []",
         (
@@ -75,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "who was preempted does not take its slot back",
-        DISPATCHER,
+        REQUESTS,
         "returned = entry.begun is not None and not preempted",
         "returned = entry.begun is not None",
         (f"{SLOTS_TESTS}::test_slots_do_not_go_to_and_fro",),

@@ -42,11 +42,14 @@ PARAMS = [
     SamplingParams(temperature=0.1, seed=4, frequency_penalty=0.02, presence_penalty=0.1),
     SamplingParams(temperature=0.3, seed=5, top_p=0.5, logit_bias=((9, 1.0),), min_tokens=20),
     SamplingParams(temperature=1.0, seed=6, top_k=2),
-    SamplingParams(
-        temperature=0.0,
-        ignore_eos=True,
-        thinking_token_budget=7,
-        thinking=ThinkingMarkers(None, 9),
+    *(
+        SamplingParams(
+            temperature=0.0,
+            ignore_eos=True,
+            thinking_token_budget=budget,
+            thinking=ThinkingMarkers(None, 9),
+        )
+        for budget in (0, 7)
     ),
 ]
 
