@@ -307,8 +307,8 @@ class Fleet:
         check(case, *invariants)
 
     async def _rest(self, case: Case) -> None:
-        """Looks until all workers are at rest, or for as long as leases may last."""
-        until = time.monotonic() + max(case.lease_s, 4.0) + 2.0
+        """Looks until all workers are at rest, or for much longer than a lease lasts."""
+        until = time.monotonic() + WAIT_S
         waiting = self.alive
         while waiting and time.monotonic() < until:
             samples = [await one.sample() for one in waiting]

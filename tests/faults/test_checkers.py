@@ -132,7 +132,8 @@ def blocks_missing(case: Case) -> None:
 
 
 def blocks_late(case: Case) -> None:
-    case.after[1] = sample("prefill-0", 14.6)
+    held = [sample("prefill-0", 10.6 + number / 50, held=2) for number in range(200)]
+    case.after[:2] = [*held, sample("prefill-0", 14.6)]
 
 
 def blocks_unaccounted(case: Case) -> None:
