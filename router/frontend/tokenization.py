@@ -210,6 +210,11 @@ class Text:
             return tokenizer.decode(token_ids)
         return await self._in_turn(tenant, len(token_ids), lambda: tokenizer.decode(token_ids))
 
+    def special_tokens(self, texts: Sequence[str]) -> frozenset[str]:
+        """Returns those of the texts that are special tokens of the model."""
+        found = self._tokenizer.special_tokens(texts) if self._tokenizer else {}
+        return frozenset(found.values())
+
     def with_special_tokens(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a few token ids, including special tokens; empty without a
         tokenizer.

@@ -104,7 +104,32 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
-        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": "["}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": "[" * 60_000}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": " " * 70_000}, "tools": TOOLS}, "structured_outputs"),
+        (
+            {"response_format": schema_format({"const": 2**53 + 1}), "tools": TOOLS},
+            "response_format",
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"a": {"const": 2**53 + 1}},
+                            },
+                        },
+                    }
+                ],
+            },
+            "response_format",
+        ),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
