@@ -8,6 +8,7 @@ from typing import Any
 
 from case_server import Server, serve_cases
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
@@ -20,9 +21,7 @@ def save_week(**days: Any) -> str:
     return SAVED
 
 
-SAVE = StructuredTool.from_function(
-    save_week, name=TOOL, description=TOOL_SAYS, args_schema=Week
-)
+SAVE = StructuredTool.from_function(save_week, name=TOOL, description=TOOL_SAYS, args_schema=Week)
 
 
 def openai_of(server: Server, **more: Any) -> ChatOpenAI:
@@ -100,21 +99,25 @@ def structured_streamed(server: Server) -> Any:
     return parsed(list(model.stream(PLAN))[-1])
 
 
-def structured_json_mode(server: Server) -> Any:
-    """A JSON object of any kind. The limit ends it, since the demo model may not."""
-    found = openai_of(server, max_tokens=200).bind(response_format={"type": "json_object"})
-    return found.invoke(PLAN + " Answer in JSON.").text
-
-
 def agent_tool_strategy(server: Server) -> Any:
     """The agent's answer is a call of a tool that it adds."""
     agent = create_agent(openai_of(server), tools=[], response_format=ToolStrategy(Week))
     return parsed(agent.invoke({"messages": [HumanMessage(PLAN)]})["structured_response"])
 
 
+@wrap_model_call
+def call_once(request: Any, handler: Any) -> Any:
+    """Takes the tools away after the first call, since the demo model may call them for ever."""
+    called = any(isinstance(one, ToolMessage) for one in request.messages)
+    return handler(request.override(tools=[]) if called else request)
+
+
 def agent_provider_strategy(server: Server) -> Any:
     """The agent may call tools, and its answer follows a schema."""
-    agent = create_agent(openai_of(server), tools=[SAVE], response_format=ProviderStrategy(Week))
+    model = openai_of(server, model_kwargs={"parallel_tool_calls": False})
+    agent = create_agent(
+        model, tools=[SAVE], response_format=ProviderStrategy(Week), middleware=[call_once]
+    )
     return parsed(agent.invoke({"messages": [HumanMessage(PLAN)]})["structured_response"])
 
 
@@ -183,7 +186,6 @@ if __name__ == "__main__":
                 server, "function_calling"
             ),
             "with_structured_output, streamed": structured_streamed,
-            "json_object": structured_json_mode,
             "agent, ToolStrategy": agent_tool_strategy,
             "agent, ProviderStrategy": agent_provider_strategy,
             "agent, streamed": agent_streamed,

@@ -146,7 +146,12 @@ def parse_streamed(server: Server) -> Any:
 def parse_with_tools(server: Server) -> Any:
     """An agent that may call a tool, and whose last answer follows a schema."""
     found = client_of(server).chat.completions.parse(
-        model=server.model, messages=ASK, response_format=Week, tools=TOOLS, temperature=0
+        model=server.model,
+        messages=ASK,
+        response_format=Week,
+        tools=TOOLS,
+        parallel_tool_calls=False,
+        temperature=0,
     )
     message = found.choices[0].message
     if message.tool_calls:

@@ -55,7 +55,9 @@ def checked(text: str) -> str:
 def parsed(week: Week | dict[str, Any] | None) -> str:
     """Returns a week that a client has parsed as JSON."""
     assert week is not None, "the client returned no week"
-    return Week.model_validate(week.model_dump() if isinstance(week, Week) else week).model_dump_json()
+    return Week.model_validate(
+        week.model_dump() if isinstance(week, Week) else week
+    ).model_dump_json()
 
 
 def told(text: str | None) -> str:

@@ -20,6 +20,8 @@ from router.api.http.closed_schema import closed
 from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
+# Beginnings of references to parts of the same schema. LiteLLM omits the # for Anthropic's API.
+_LOCAL = ("#", "/$defs/", "/definitions/")
 
 
 class NamedSchema(TypedDict):
@@ -66,7 +68,7 @@ def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
             "response_format has no json_schema; give an object with name and schema",
             field="response_format",
         )
-    return guidance_of_schema(named["schema"])
+    return guidance_of_answer(named["schema"])
 
 
 def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
@@ -181,9 +183,16 @@ def _definitions(use: ToolUse) -> dict[str, Any]:
 def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:
     """Returns the only grammar that the request gives, with the field that gives it: the use of
     tools, or a field of `formats`. Raises InvalidArgument for several.
+
+    In the APIs of OpenAI and Anthropic, the format is that of texts, so it has no effect on an
+    answer that has to consist of calls. vLLM's structured_outputs is the format of all answers.
     """
-    asked = {"tool_choice": guidance_of_tools(use)} | formats
-    found = {name: one for name, one in asked.items() if one is not None}
+    calls = guidance_of_tools(use)
+    if calls is not None:
+        formats = {"structured_outputs": formats.get("structured_outputs")}
+    found = {
+        name: one for name, one in ({"tool_choice": calls} | formats).items() if one is not None
+    }
     if len(found) > 1:
         raise InvalidArgument(
             f"{' and '.join(found)} each prescribe the answer; give one of them",
@@ -212,11 +221,18 @@ def _moved(schema: Any, to: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        name: to + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        name: to + value[value.startswith("#") :]
+        if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL)
         else _moved(value, to)
         for name, value in schema.items()
     }
+
+
+def guidance_of_answer(schema: Mapping[str, Any]) -> Guidance:
+    """Returns the grammar of an answer that an application reads as JSON: its objects have no
+    undeclared properties unless the schema says that they may.
+    """
+    return guidance_of_schema(closed(schema))
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:
