@@ -1,7 +1,8 @@
 """Runs the cases of a client script, one at a time, on request of `run_clients.py`.
 
-The script reads the name of a case from each line of standard input, and answers each with a line
-of JSON: `{"answer": …}` or `{"error": …}`. It requires the standard library only.
+The script writes lines of JSON: first the names of its cases, then `{"answer": …}` or
+`{"error": …}` for each line of standard input, which is the name of a case. This file requires the
+standard library only.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ def serve_cases(cases: Mapping[str, Case]) -> None:
     # Libraries may print; only answers may go to the runner.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+
+    def tell(line: Any) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    tell(list(cases))
     for line in sys.stdin:
         try:
             told = {"answer": cases[line.strip()](server)}
         # Whatever a library raises is the result of the case.
         except BaseException:  # noqa: BLE001
             told = {"error": "".join(traceback.format_exc().splitlines(True)[-_LINES:])}
-        answers.write(json.dumps(told) + "\n")
-        answers.flush()
+        tell(told)
