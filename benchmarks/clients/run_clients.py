@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -63,26 +64,42 @@ def main(
         raise typer.BadParameter(
             f"--client {unknown.pop()} is unknown; allowed are {', '.join(CLIENTS)}."
         )
+    rows: list[CaseRow] = []
+
+    def save() -> None:
+        if file is not None:
+            document = {"model": model, "cases": [asdict(row) for row in rows]}
+            file.write_text(json.dumps(document, indent=1) + "\n")
+
     try:
         pythons = {}
         for name in client:
             log.print(f"{name}: installing, unless cached")
             pythons[name] = install(CLIENTS[name], cache.expanduser())
-        rows = asyncio.run(_run(pythons, frozenset(case or ()), kill, model, fresh_folder(out)))
+        run = _run(pythons, frozenset(case or ()), kill, model, fresh_folder(out), rows, save)
+        asyncio.run(run)
     except KvRelayError as error:
         raise SystemExit(f"run_clients.py: {error.message}") from None
-    Console(width=160).print(case_table(rows))
-    if file is not None:
-        document = {"model": model, "cases": [asdict(row) for row in rows]}
-        file.write_text(json.dumps(document, indent=1) + "\n")
+    except TimeoutError:
+        raise SystemExit(
+            f"run_clients.py: the workers were not ready in time; see {out / LOG}"
+        ) from None
+    finally:
+        Console(width=160).print(case_table(rows))
     if not rows or not all(row.passed or (not kill and not row.error) for row in rows):
         raise typer.Exit(1)
 
 
 async def _run(
-    pythons: dict[str, Path], only: frozenset[str], kill: bool, model: str, out: Path
-) -> list[CaseRow]:
-    rows: list[CaseRow] = []
+    pythons: dict[str, Path],
+    only: frozenset[str],
+    kill: bool,
+    model: str,
+    out: Path,
+    rows: list[CaseRow],
+    save: Callable[[], None],
+) -> None:
+    """Adds the row of each case to `rows`, and calls save() after each."""
     config = ClusterConfig.model_validate(
         {
             "model": {"path": model, "dtype": "float32"},
@@ -107,7 +124,7 @@ async def _run(
                         row = await _row(client, watch, replace(head, case=case), kill)
                         log.print(f"{name}: {case}: {row.undisturbed}; {row.with_a_kill}")
                         rows.append(row)
-    return rows
+                        save()
 
 
 async def _row(client: ClientProcess, watch: ClusterWatch, row: CaseRow, kill: bool) -> CaseRow:
@@ -119,7 +136,7 @@ async def _row(client: ClientProcess, watch: ClusterWatch, row: CaseRow, kill: b
     if row.error or not row.tokens or not kill:
         return row
     for _ in range(TRIES):
-        workers = await watch.idle(DECODE)
+        workers = await watch.idle(DECODE, settled=True)
         middle = row.tokens // 2
         found, moved = await run_with_kill(client, row.case, watch, workers, middle, WITHIN_S)
         row = replace(row, killed=moved > 0, kill_error=found.error, same=_same(whole, found))

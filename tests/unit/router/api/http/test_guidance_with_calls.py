@@ -145,7 +145,7 @@ def test_whitespace_is_bounded() -> None:
     assert not accepted(guidance, '<tool_call>{"name":    "f", "arguments": {}}</tool_call>')
 
 
-def test_a_schema_cannot_change_the_options_or_leave_its_line() -> None:
+def test_a_schema_cannot_change_the_options() -> None:
     hostile = ANSWER | {
         "x-guidance": {"whitespace_pattern": ".*", "lenient": True},
         "description": 'x"\nanswer: "free"',
