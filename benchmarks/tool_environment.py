@@ -1,4 +1,6 @@
-"""Creates the Python environment of a load tool and runs the tool in it."""
+"""Creates the Python environment of a package from PyPI, such as a load tool, and runs commands in
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-from load_tools import LoadTool
+from typing import Protocol
 
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvrelay.process.child import bound_to_parent
@@ -28,9 +29,21 @@ _SETTINGS = {
 }
 
 
-def install(tool: LoadTool, cache: Path) -> Path:
-    """Returns the Python of the tool's environment under `cache`. Creates the environment on first
-    use. Raises Unavailable if pip fails.
+class Package(Protocol):
+    """A package from PyPI."""
+
+    @property
+    def name(self) -> str:
+        """The name on PyPI."""
+
+    @property
+    def requirements(self) -> tuple[tuple[str, ...], ...]:
+        """Arguments of `pip install`, for each call."""
+
+
+def install(tool: Package, cache: Path) -> Path:
+    """Returns the Python of the package's environment under `cache`. Creates it on first use.
+    Raises Unavailable if pip fails.
     """
     folder = cache / tool.name
     python = folder / "venv" / "bin" / "python"
@@ -68,8 +81,8 @@ def fresh_folder(path: Path) -> Path:
     return path
 
 
-def version(tool: LoadTool, python: Path) -> str:
-    """Returns the version of the tool. Raises Unavailable if the tool is not installed."""
+def version(tool: Package, python: Path) -> str:
+    """Returns the installed version of the package. Raises Unavailable if it is not installed."""
     code = f"import importlib.metadata as m; print(m.version({tool.name!r}))"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if asked.returncode:

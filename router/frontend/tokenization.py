@@ -233,6 +233,11 @@ class Text:
             return self._thinking
         return replace(self._thinking, begin=None)
 
+    def special_tokens(self, texts: Sequence[str]) -> frozenset[str]:
+        """Returns those of the texts that are special tokens of the model."""
+        found = self._tokenizer.special_tokens(texts) if self._tokenizer else {}
+        return frozenset(found.values())
+
     def with_special_tokens(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a few token ids, including special tokens; empty without a
         tokenizer.

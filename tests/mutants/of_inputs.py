@@ -362,9 +362,37 @@ MUTANTS = (
     Mutant(
         "the schema of a tool keeps its own references",
         "router/api/http/structured_output.py",
-        "name: to + value[1:]",
+        'name: to + value[value.startswith("#") :]',
         "name: value",
         ("unit/router/api/http/test_structured_output.py::test_references_of_a_tools_schema_hold",),
+    ),
+    Mutant(
+        "a schema of the client cannot set the options of the grammar library",
+        "router/api/http/structured_output.py",
+        'schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}',
+        "pass",
+        (f"{_ROUTES}/test_guidance_with_calls.py::test_a_schema_cannot_change_the_options",),
+    ),
+    Mutant(
+        "whitespace between calls and in them is bounded",
+        "router/api/http/structured_output.py",
+        'schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}',
+        "pass",
+        (f"{_ROUTES}/test_guidance_with_calls.py::test_whitespace_is_bounded",),
+    ),
+    Mutant(
+        "an object that several schemas describe is not closed",
+        "router/api/http/closed_schema.py",
+        "return dict(schema) if _is_combined(schema) else _closed(schema)",
+        "return _closed(schema)",
+        (f"{_ROUTES}/test_closed_schema.py::test_unchanged",),
+    ),
+    Mutant(
+        "an object that requires an undeclared property is not closed",
+        "router/api/http/closed_schema.py",
+        "isinstance(one, str) and one in declared for one in required",
+        "True for one in required",
+        (f"{_ROUTES}/test_closed_schema.py::test_unchanged",),
     ),
     Mutant(
         "each role has its own blocks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -102,6 +103,13 @@ def refusal(reason: str) -> InvalidArgument:
     return InvalidArgument(f"guidance is not accepted: {line:.{_MAX_REASON}}", field="guidance")
 
 
+def exact_json(source: str) -> Any:
+    """Returns the JSON value of a schema. Raises ValueError for invalid JSON, and for an integer
+    that llguidance would replace by another.
+    """
+    return json.loads(source, parse_int=_exact)
+
+
 def _exact(digits: str) -> int:
     """Returns the integer. Raises ValueError for one that would be replaced by another."""
     if len(digits) > len(str(-_MAX_INTEGER)) or abs(int(digits)) > _MAX_INTEGER:
@@ -122,7 +130,7 @@ def _grammar(guidance: Guidance) -> str:
     """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON."""
     match guidance.kind:
         case "json_schema":
-            json.loads(guidance.source, parse_int=_exact)
+            exact_json(guidance.source)
             # A schema may contain options for llguidance. None of them may drop keywords.
             return LLMatcher.grammar_from_json_schema(
                 guidance.source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field
@@ -11,12 +11,17 @@ from pydantic import ConfigDict, Field
 # pydantic needs this one for Python 3.11.
 from typing_extensions import TypedDict
 
+from kvrelay.engine.sampling.grammar import WHITESPACE, exact_json
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
+from router.api.http.closed_schema import closed
+from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
+# Beginnings of references to parts of the same schema. LiteLLM omits the # for Anthropic's API.
+_LOCAL = ("#", "/$defs/", "/definitions/")
 
 
 class NamedSchema(TypedDict):
@@ -63,7 +68,7 @@ def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
             "response_format has no json_schema; give an object with name and schema",
             field="response_format",
         )
-    return guidance_of_schema(named["schema"])
+    return guidance_of_answer(named["schema"])
 
 
 def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
@@ -100,53 +105,100 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
     """
     if use is None or use.mode != "required":
         return None
-    functions = [one["function"] for one in use.tools]
-    definitions = {
-        str(number): _moved(_parameters(one), f"#/$defs/{number}")
-        for number, one in enumerate(functions)
-    }
-    calls: list[dict[str, Any]] = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": one["name"]},
-                "arguments": {"$ref": f"#/$defs/{number}"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for number, one in enumerate(functions)
-    ]
+    definitions = _definitions(use)
     if use.named is not None:
-        names = [one["name"] for one in functions]
+        names = [one["function"]["name"] for one in use.tools]
         root: dict[str, Any] = {"$ref": f"#/$defs/{names.index(use.named)}"}
     else:
-        root = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        root = {"type": "array", "minItems": 1, "items": _call(use, "arguments")}
         if not use.parallel:
             root["maxItems"] = 1
     return guidance_of_schema(root | {"$defs": definitions})
 
 
+def guidance_with_calls(
+    answer: Guidance, use: ToolUse, syntax: CallSyntax, special: Container[str]
+) -> Guidance | None:
+    """Returns the grammar of an answer that either follows a JSON schema or consists of calls as
+    the model writes them. Returns None if `answer` is another kind of grammar. Raises ValueError if
+    its schema is not one of JSON.
+
+    - special: markers that are special tokens of the model
+    """
+    if answer.kind != "json_schema":
+        return None
+    call = _call(use, syntax.arguments) | {"$defs": _definitions(use)}
+    begin, end, between = (
+        [one if one in special else json.dumps(one, ensure_ascii=False), "SPACE"] if one else []
+        for one in (syntax.begin, syntax.end, syntax.between)
+    )
+    parts = {
+        "start": "answer | calls",
+        "calls": f"call (SPACE {' '.join(between)} call)*" if use.parallel else "call",
+        "call": " ".join([*begin, "object", *reversed(end)]),
+        "SPACE": r"/[ \n]{0,2}/",
+        "answer": f"%json {_for_lark(exact_json(answer.source))}",
+        "object": f"%json {_for_lark(call)}",
+    }
+    return Guidance("lark", "\n".join(f"{name}: {part}" for name, part in parts.items()))
+
+
+def _for_lark(schema: Any) -> str:
+    """Returns a JSON schema with the options for llguidance that the worker gives one that stands
+    alone. Raises ValueError for an integer that llguidance would replace.
+    """
+    if isinstance(schema, dict):
+        schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
+    source = json.dumps(schema, ensure_ascii=False)
+    exact_json(source)
+    return source
+
+
+def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
+    """Returns the schema of a call. Its arguments are among _definitions."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": one["function"]["name"]},
+                    arguments: {"$ref": f"#/$defs/{number}"},
+                },
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+            for number, one in enumerate(use.tools)
+        ]
+    }
+
+
+def _definitions(use: ToolUse) -> dict[str, Any]:
+    """Returns the schemas of the arguments of each function."""
+    return {
+        str(number): _moved(closed(_parameters(one["function"])), f"#/$defs/{number}")
+        for number, one in enumerate(use.tools)
+    }
+
+
 def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:
     """Returns the only grammar that the request gives, with the field that gives it: the use of
-    tools, or a field of `formats`. Raises InvalidArgument for several, and for one that leaves no
-    room for the calls that the model may make.
+    tools, or a field of `formats`. Raises InvalidArgument for several.
+
+    In the APIs of OpenAI and Anthropic, the format is that of texts, so it has no effect on an
+    answer that has to consist of calls. vLLM's structured_outputs is the format of all answers.
     """
-    asked = {"tool_choice": guidance_of_tools(use)} | formats
-    found = {name: one for name, one in asked.items() if one is not None}
+    calls = guidance_of_tools(use)
+    if calls is not None:
+        formats = {"structured_outputs": formats.get("structured_outputs")}
+    found = {
+        name: one for name, one in ({"tool_choice": calls} | formats).items() if one is not None
+    }
     if len(found) > 1:
         raise InvalidArgument(
             f"{' and '.join(found)} each prescribe the answer; give one of them",
             field=next(reversed(found)),
         )
-    field, guidance = next(iter(found.items()), ("", None))
-    if guidance is not None and use is not None and use.mode == "auto":
-        raise InvalidArgument(
-            f"{field} prescribes the answer, so it cannot have calls; leave tools out, or set "
-            "tool_choice to none",
-            field=field,
-        )
-    return field, guidance
+    return next(iter(found.items()), ("", None))
 
 
 def _parameters(function: Function) -> dict[str, Any]:
@@ -169,11 +221,18 @@ def _moved(schema: Any, to: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        name: to + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        name: to + value[value.startswith("#") :]
+        if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL)
         else _moved(value, to)
         for name, value in schema.items()
     }
+
+
+def guidance_of_answer(schema: Mapping[str, Any]) -> Guidance:
+    """Returns the grammar of an answer that an application reads as JSON: its objects have no
+    undeclared properties unless the schema says that they may.
+    """
+    return guidance_of_schema(closed(schema))
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:

@@ -19,6 +19,19 @@ from router.frontend.answer_parsers.tools import Tools
 
 
 @dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a call is written in a format whose calls are JSON objects."""
+
+    # Key of the arguments.
+    arguments: str
+    # Before and after each call.
+    begin: str = ""
+    end: str = ""
+    # Between two calls.
+    between: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A format of tool calls."""
 
@@ -27,17 +40,26 @@ class ToolFormat:
     markers: tuple[str, ...]
     # Returns a parser for one answer to a request with these tools.
     open: Callable[[Tools], AnswerParser]
+    # For grammars of answers that may be calls; None if the format has no simple one.
+    syntax: CallSyntax | None = None
 
 
 _FORMATS = (
-    ToolFormat("hermes", hermes.MARKERS, hermes.HermesParser),
+    ToolFormat(
+        "hermes", hermes.MARKERS, hermes.HermesParser, CallSyntax("arguments", *hermes.MARKERS)
+    ),
     ToolFormat("qwen3_coder", qwen3_coder.MARKERS, qwen3_coder.Qwen3CoderParser),
-    ToolFormat("llama3_json", (bare_json.PYTHON_TAG,), bare_json.BareJsonParser),
+    ToolFormat(
+        "llama3_json",
+        (bare_json.PYTHON_TAG,),
+        bare_json.BareJsonParser,
+        CallSyntax("parameters", between=";"),
+    ),
     ToolFormat("mistral", mistral.MARKERS, mistral.MistralParser),
     ToolFormat("deepseek_v3", deepseek.MARKERS, deepseek.DeepSeekParser),
     ToolFormat("deepseek_v31", deepseek.MARKERS, deepseek.DeepSeekParser),
     ToolFormat("harmony", harmony.MARKERS, harmony.HarmonyParser),
-    ToolFormat("json", (), bare_json.BareJsonParser),
+    ToolFormat("json", (), bare_json.BareJsonParser, CallSyntax("arguments", between=";")),
 )
 TOOL_FORMATS = {tool_format.name: tool_format for tool_format in _FORMATS}
 

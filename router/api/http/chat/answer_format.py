@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.sampling_limits import MAX_GUIDANCE
+from kvrelay.types.requests import Guidance
+from kvrelay.wire.inference import GenerateRequest
 from router.api.http.chat.answer import ChatAnswer
 from router.api.http.chat.tool_use import ToolUse
 from router.api.http.completion import Completion
+from router.api.http.structured_output import guidance_with_calls
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, ToolFormat
 from router.frontend.answer_parsers.named_call import NamedCallParser
 from router.frontend.answer_parsers.parser import AnswerParser
@@ -30,8 +34,9 @@ class AnswerFormat:
         self._bound = completion.requests[0].sampling.guidance is not None
 
     def applied(self, completion: Completion) -> Completion:
-        """Returns the request with the tools for the chat template, the markers to keep, and the
-        thinking budget if the model has one.
+        """Returns the request with the tools for the chat template, the markers to keep, the thinking
+        budget if the model has one, and room for calls in the grammar of the answer. Raises
+        InvalidArgument if there is none.
         """
         use, reasoning = self._use, self._reasoning
         markers = self._tools.markers if self._tools else ()
@@ -41,7 +46,38 @@ class AnswerFormat:
         options = replace(completion.chat_options, tools=described, markers=markers)
         if completion.thinking_tokens is not None and self._text.limits_thinking:
             completion = completion.with_thinking_budget()
-        return replace(completion, chat_options=options)
+        return replace(completion, chat_options=options, requests=self._requests(completion))
+
+    def _requests(self, completion: Completion) -> tuple[GenerateRequest, ...]:
+        use, guidance = self._use, completion.requests[0].sampling.guidance
+        if use is None or use.mode != "auto" or guidance is None:
+            return completion.requests
+        widened = self._with_calls(guidance, use, completion.guidance_field)
+        return tuple(
+            replace(one, sampling=replace(one.sampling, guidance=widened))
+            for one in completion.requests
+        )
+
+    def _with_calls(self, answer: Guidance, use: ToolUse, field: str) -> Guidance:
+        tools = self._tools
+        found = None
+        if tools is not None and tools.syntax is not None:
+            if len(answer.source) > MAX_GUIDANCE:
+                # Admission refuses it.
+                return answer
+            special = self._text.special_tokens(tools.markers)
+            try:
+                found = guidance_with_calls(answer, use, tools.syntax, special)
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(f"{field} is not accepted: {error}", field=field) from error
+        if found is None:
+            raise InvalidArgument(
+                f"{field} prescribes the answer in a way that leaves no room for this model's "
+                "calls; give a JSON schema and a model whose calls are JSON, leave tools out, or "
+                "set tool_choice to none",
+                field=field,
+            )
+        return found
 
     def answers(self, request_id: str, streams: Sequence[Stream]) -> list[ChatAnswer]:
         """Returns the message of each choice, still empty."""

@@ -27,7 +27,7 @@ from router.api.http.dialects.anthropic.request_models import (
     Turn,
 )
 from router.api.http.field_checks import OtherFields, validated
-from router.api.http.structured_output import guidance_of_schema, only_guidance
+from router.api.http.structured_output import guidance_of_answer, only_guidance
 
 Json = Mapping[str, Any]
 
@@ -236,7 +236,7 @@ def _guidance(request: _Request, use: ToolUse | None) -> tuple[str, Guidance | N
     return only_guidance(
         use,
         **{
-            name: None if one is None else guidance_of_schema(one["schema"])
+            name: None if one is None else guidance_of_answer(one["schema"])
             for name, one in given.items()
         },
     )

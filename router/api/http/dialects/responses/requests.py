@@ -23,7 +23,7 @@ from router.api.http.dialects.responses.request_models import (
     TextContent,
 )
 from router.api.http.field_checks import OtherFields, validated
-from router.api.http.structured_output import ANY_OBJECT, guidance_of_schema, only_guidance
+from router.api.http.structured_output import ANY_OBJECT, guidance_of_answer, only_guidance
 
 Json = Mapping[str, Any]
 
@@ -165,7 +165,7 @@ def _guidance(request: ResponsesRequest, use: ToolUse | None) -> tuple[str, Guid
         return only_guidance(use, text=ANY_OBJECT)
     if "schema" not in given:
         raise InvalidArgument("text.format has no schema; give the JSON schema", field="text")
-    return only_guidance(use, text=guidance_of_schema(given["schema"]))
+    return only_guidance(use, text=guidance_of_answer(given["schema"]))
 
 
 def _repeated(request: ResponsesRequest) -> dict[str, Any]:

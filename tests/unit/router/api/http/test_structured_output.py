@@ -14,6 +14,7 @@ from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import Guidance
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED = SCHEMA | {"additionalProperties": False}
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8},
@@ -52,7 +53,7 @@ def schema_format(schema: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "kind", "source"),
     [
-        ({"response_format": schema_format(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"response_format": schema_format(SCHEMA)}, "json_schema", json.dumps(CLOSED)),
         ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
         ({"structured_outputs": {"json": '{"type":"null"}'}}, "json_schema", '{"type":"null"}'),
@@ -104,7 +105,32 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
-        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": "["}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": "[" * 60_000}, "tools": TOOLS}, "structured_outputs"),
+        ({"structured_outputs": {"json": " " * 70_000}, "tools": TOOLS}, "structured_outputs"),
+        (
+            {"response_format": schema_format({"const": 2**53 + 1}), "tools": TOOLS},
+            "response_format",
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"a": {"const": 2**53 + 1}},
+                            },
+                        },
+                    }
+                ],
+            },
+            "response_format",
+        ),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
@@ -133,15 +159,48 @@ async def test_refused(router: RouterHarness, more: dict[str, Any], field: str) 
     assert not any(server.worker.commands for server in router.workers.values())
 
 
-async def test_references_of_a_tools_schema_hold(router: RouterHarness) -> None:
+@pytest.mark.parametrize("begin", ["#", ""])
+async def test_references_of_a_tools_schema_hold(router: RouterHarness, begin: str) -> None:
     node = {
         "type": "object",
-        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "properties": {"next": {"anyOf": [{"$ref": f"{begin}/$defs/node"}, {"type": "null"}]}},
     }
     parameters = {"$id": "http://a/b", "$ref": "#/$defs/node", "$defs": {"node": node}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     response = await asked(router, CHAT, {"tools": tools, "tool_choice": "required"})
     assert response.status_code == 200, response.text
+
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+
+async def test_a_format_has_no_effect_on_an_answer_of_calls(router: RouterHarness) -> None:
+    more = {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": schema_format({"type": "string"}),
+    }
+    assert (await asked(router, CHAT, more)).status_code == 200
+    assert sources(router) == [json.dumps({"$ref": "#/$defs/0", "$defs": {"0": CLOSED}})]
+    both = await asked(router, CHAT, more | {"structured_outputs": {"regex": "a"}})
+    assert both.json()["error"]["param"] == "structured_outputs"
+
+
+async def test_a_format_leaves_room_for_calls(router: RouterHarness) -> None:
+    more = {"tools": [FUNCTION], "response_format": schema_format(SCHEMA)}
+    assert (await asked(router, CHAT, more)).status_code == 200
+    (source,) = sources(router)
+    assert "start: answer | calls" in source
+    assert "<tool_call>" in source
+
+
+def sources(router: RouterHarness) -> list[str]:
+    return [
+        command.spec.sampling.guidance.source
+        for server in router.workers.values()
+        for command in server.worker.commands
+        if isinstance(command, Prefill | RunLocal) and command.spec.sampling.guidance
+    ]
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -1,7 +1,7 @@
 """Runs load tools from PyPI against kvrelay and compares each with `kvrelay loadtest` for the same
 load.
 
-python benchmarks/clients.py --vllm-python /opt/vllm/bin/python
+python benchmarks/external_tools.py --vllm-python /opt/vllm/bin/python
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvrelay.loadtest.report.report_file import load_report
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.senders.http_sender import HttpSender
 
-CACHE = Path("~/.cache/kvrelay/clients")
+CACHE = Path("~/.cache/kvrelay/load-tools")
 # Requests.
 _WARM_UP = 5
 # Time that a tool may take in addition to its load.
@@ -67,7 +67,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="Folder for the tools' environments.")] = CACHE,
     out: Annotated[
         Path, typer.Option(help="Folder for logs and for the result files of the tools.")
-    ] = Path("clients"),
+    ] = Path("external-tools"),
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
     """Run each tool, with a kvrelay load test before and after it. The exit code is 1 if a request
@@ -98,7 +98,7 @@ def main(
             pythons[one] = given or install(TOOLS[one], cache.expanduser())
         found = asyncio.run(_run(pythons, load, target, out))
     except KvRelayError as error:
-        raise SystemExit(f"clients.py: {error.message}") from None
+        raise SystemExit(f"external_tools.py: {error.message}") from None
     Console(width=150).print(agreement_table(found))
     if file is not None:
         document = {"load": asdict(load), "tools": [asdict(one) for one in found]}

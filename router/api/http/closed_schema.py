@@ -1,0 +1,100 @@
+"""The schema of a function's parameters without undeclared ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# With these, several subschemas may apply to one object.
+_COMBINED = frozenset(
+    {
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"),
+        *("dependentSchemas", "dependencies", "unevaluatedProperties", "patternProperties"),
+        # Counts values, of which a closed schema has fewer.
+        "contains",
+    }
+)
+# An object with one of these may need properties that it does not declare, or says which others it
+# has.
+_OPEN = _COMBINED | {
+    *("additionalProperties", "minProperties", "propertyNames"),
+    *("dependentRequired", "const", "enum"),
+}
+# Keywords with one subschema, with a list of them, and with a mapping of them.
+_ONE = ("items", "additionalProperties")
+_LISTS = ("prefixItems", "anyOf")
+_DEFINITIONS = ("$defs", "definitions")
+_MAPPINGS = ("properties", *_DEFINITIONS)
+# Keywords that say nothing about a value.
+_REMARKS = frozenset(
+    {
+        *("title", "description", "default", "examples", "deprecated", "$comment"),
+        *("$id", "$schema", *_DEFINITIONS),
+    }
+)
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema with `additionalProperties: false` in the objects that only declare
+    properties, so that an answer has no others.
+
+    A schema in which an object may be declared in several places is returned unchanged: a value
+    that one of them declares would be forbidden by another. The values of the result are values of
+    the schema.
+    """
+    return dict(schema) if _is_combined(schema) else _closed(schema)
+
+
+def _is_combined(schema: Any) -> bool:
+    """Returns whether a part of the schema may apply beside another one to the same object."""
+    if not isinstance(schema, Mapping):
+        return False
+    if _combines(schema):
+        return True
+    parts: list[Any] = [schema.get(name) for name in _ONE]
+    for name in _LISTS:
+        parts += _list(schema.get(name))
+    for name in _MAPPINGS:
+        parts += _mapping(schema.get(name)).values()
+    return any(_is_combined(one) for one in parts)
+
+
+def _combines(schema: Mapping[str, Any]) -> bool:
+    found = _COMBINED & schema.keys()
+    if not found:
+        return False
+    # A reference, or alternatives, beside nothing that says more about the value.
+    alone = len(found) == 1 and found <= {"$ref", "anyOf"}
+    return not alone or bool(schema.keys() - _REMARKS - found)
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for name in _ONE:
+        if name in found:
+            found[name] = _closed(found[name])
+    for name in _LISTS:
+        if isinstance(found.get(name), list):
+            found[name] = [_closed(one) for one in found[name]]
+    for name in _MAPPINGS:
+        if isinstance(found.get(name), Mapping):
+            found[name] = {key: _closed(value) for key, value in found[name].items()}
+    declared = _mapping(found.get("properties")).keys()
+    required = _list(found.get("required"))
+    if (
+        declared
+        and not _OPEN & found.keys()
+        and all(isinstance(one, str) and one in declared for one in required)
+    ):
+        found["additionalProperties"] = False
+    return found
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
