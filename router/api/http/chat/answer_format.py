@@ -34,9 +34,9 @@ class AnswerFormat:
         self._bound = completion.requests[0].sampling.guidance is not None
 
     def applied(self, completion: Completion) -> Completion:
-        """Returns the request with the tools for the chat template, the markers to keep, the thinking
-        budget if the model has one, and room for calls in the grammar of the answer. Raises
-        InvalidArgument if there is none.
+        """Returns the request with the tools for the chat template, the markers to keep, the
+        thinking budget if the model can have one, and room for calls in the grammar of the answer.
+        Raises InvalidArgument if there is none.
         """
         use, reasoning = self._use, self._reasoning
         markers = self._tools.markers if self._tools else ()
