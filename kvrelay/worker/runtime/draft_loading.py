@@ -10,6 +10,7 @@ import torch
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.engine.model.loader import LoadedModel, load_model
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import ModelRefused
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_layout import KvLayout
@@ -54,7 +55,10 @@ def _load(settings: WorkerSettings, draft: SpeculationConfig, runner: ModelRunne
     # OpenMP keeps this number per calling thread.
     torch.set_num_threads(config.decode.threads)
     device = "cuda" if config.decode.resources.num_gpus else "cpu"
-    loaded = load_model(path, dtype=config.model.dtype, device=device, identify=False)
+    try:
+        loaded = load_model(path, dtype=config.model.dtype, device=device, identify=False)
+    except ModelRefused as error:
+        raise ModelRefused(f"decode.speculation.model: {error.message}") from error
     check_vocabulary(
         draft.model,
         (loaded.vocab_size, loaded.tokenizer_id),
