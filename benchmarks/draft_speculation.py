@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from decode_worker.draft_model import DraftLimits, DraftModelProposer
 from decode_worker.draft_passes import DraftRequest, run_draft_passes
@@ -135,6 +138,25 @@ def segment(work: Work, runner: ModelRunner) -> Segment:
     return Segment(token_ids, start, sequence.blocks, sample, num_draft=len(draft))
 
 
+def with_inert_layers(path: str, count: int, out: Path) -> str:
+    """Writes the model with `count` more layers that add nothing to its results. So a larger model
+    gives the same answers, at the cost of its size.
+    """
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    config = model.config
+    config.num_hidden_layers += count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types + config.layer_types[-1:] * count
+    larger = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    larger.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in larger.model.layers[-count:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    larger.save_pretrained(out)
+    return str(out)
+
+
 def load(path: str, options: argparse.Namespace) -> ModelRunner:
     """Loads a model as a worker does."""
     runner = ModelRunner.load(
@@ -156,6 +178,12 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--draft", default=None, help="Folder of the draft model.")
     parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument(
+        "--inert-layers",
+        type=int,
+        default=0,
+        help="Layers to add to a Llama model that change no result.",
+    )
     parser.add_argument("--max-tokens", type=int, default=120)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=4)
@@ -163,7 +191,11 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto", choices=["auto", "torch"])
     options = parser.parse_args()
     draft = None if options.draft is None else load(options.draft, options)
-    runner = load(options.model, options)
+    with tempfile.TemporaryDirectory() as folder:
+        model = resolve_model(options.model)
+        if options.inert_layers:
+            model = with_inert_layers(model, options.inert_layers, Path(folder))
+        runner = load(model, options)
     asyncio.run(compare(Bench(runner, draft, options.tokens), options))
 
 
