@@ -127,6 +127,12 @@ class DecodeScheduler(Scheduler):
         )
         self._activate(sequence)
 
+    async def prepare(self) -> None:
+        """Prepares the drafts of the next step. Sequences may come and go meanwhile."""
+        if self._drafter is not None and 0 < len(self._active) <= self._drafter.max_batch:
+            decoding = [one for one in self._active if one.uncomputed == 1]
+            await self._drafter.prepare(decoding)
+
     def next(self, now: float) -> list[Work]:
         """The next step's work; empty if there is nothing to run, or if all waiting sequences wait
         for blocks.
@@ -186,6 +192,8 @@ class DecodeScheduler(Scheduler):
                 victim = self._active.pop(place)
                 index -= place < index
                 victim.drop_blocks(self._cache)
+                if self._drafter is not None:
+                    self._drafter.forget(victim)
                 self.add(victim)
                 self.preemptions += 1
 

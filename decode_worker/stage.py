@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from decode_worker.draft_model import draft_proposer
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease
@@ -34,6 +35,7 @@ class DecodeStage(Stage):
     def __init__(self, context: WorkerContext) -> None:
         config = context.config.decode
         self._context = context
+        self._drafter: Drafter | None = None
         self.scheduler, self._build_steps = self._batch()
         self.inbound = InboundKv(context, self._join)
         self._leases = self.inbound.leases
@@ -54,11 +56,20 @@ class DecodeStage(Stage):
         context, config = self._context, self._context.config.decode
         drafter = None
         if config.speculation is not None:
-            drafter = Drafter(config.speculation, context.runner.max_model_len)
+            proposer = draft_proposer(context)
+            drafter = Drafter(config.speculation, context.runner.max_model_len, proposer)
+        self._drafter = drafter
         slo = context.config.slo
         itl_s = None if slo is None else slo.itl_s
         scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
-        return scheduler, lambda reporter: StepLoop(context, scheduler, reporter)
+        return scheduler, lambda reporter: StepLoop(
+            context, scheduler, reporter, scheduler.prepare if drafter is not None else None
+        )
+
+    def check_integrity(self) -> None:
+        """Checks the memory of the drafts. Raises IntegrityError."""
+        if self._drafter is not None:
+            self._drafter.check_integrity(len(self.scheduler))
 
     def steps(self, reporter: Reporter) -> Steps:
         """The loop that runs the batch."""

@@ -107,10 +107,16 @@ def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, progress: Progress
+    model: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    seed: int,
+    steps: int,
+    progress: Progress,
+    *,
+    bfloat16: bool = True,
 ) -> int:
-    """Trains the model in place, with bfloat16 matrix products and float32 sums. Returns the
-    number of training tokens.
+    """Trains the model in place, with bfloat16 matrix products, unless they are not wanted, and
+    float32 sums. Returns the number of training tokens.
     """
     optimizer = optimizer_for(model)
     task = progress.add_task("training", total=steps, loss=float("nan"))
@@ -119,7 +125,7 @@ def train(
     for step, batch in enumerate(islice(batches(tokenizer, seed), steps)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             logits = model(input_ids=batch, use_cache=False).logits
         labels = batch[:, 1:].masked_fill(batch[:, 1:] == model.config.pad_token_id, IGNORED)
         loss = torch.nn.functional.cross_entropy(

@@ -107,6 +107,12 @@ def _print(
         f"All workers together: at most {render.size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
+    for one in pools:
+        if one.draft_kv_bytes:
+            console.print(
+                f"Draft model of each {one.pool} worker: {render.size(one.draft_weight_bytes)} of "
+                f"weights and {render.size(one.draft_kv_bytes)} for KV."
+            )
     for line in _tier_lines(pools):
         console.print(line)
     if config.autoscaling is not None:

@@ -167,18 +167,18 @@ async def _control(
 
 
 async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
-    """Raises the error of a worker that cannot serve, unless other workers serve. In that case the
-    cause is the worker's host, and the log has the error.
+    """Raises the error of a worker that cannot serve, unless other workers serve in its role. In
+    that case the cause is the worker's host, and the log has the error.
     """
     while True:
-        error = await launcher.refused()
+        refused = await launcher.refused()
         try:
             infos = await registry.workers()
         # Without Redis, it is unknown which workers serve. The actuator retries later.
         except Unavailable:
             continue
-        if not any(info.state == "ready" for info in infos):
-            raise error
+        if refused.concerns_all(infos):
+            raise refused.error
 
 
 async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kvrelay.config.engine import EngineArguments, EngineName
-from kvrelay.config.section import MAX_POOL, BadValue, KvMemory, PositiveInt, Section
+from kvrelay.config.section import (
+    MAX_POOL,
+    BadValue,
+    FilePath,
+    KvMemory,
+    Memory,
+    PositiveInt,
+    Section,
+)
 from kvrelay.config.tiers import TierConfig, check_tiers
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
@@ -135,27 +143,38 @@ class PrefillConfig(Section):
 
 
 class SpeculationConfig(Section):
-    """N-gram speculation: drafts the next tokens from earlier tokens that followed the same n
-    tokens, and verifies several tokens in one step.
+    """Drafts the next tokens of a sequence, and verifies several tokens in one step. Answers stay
+    the same.
     """
 
-    kind: Literal["ngram"] = "ngram"
+    # ngram: tokens that followed the same n tokens earlier. draft: tokens of a smaller model.
+    kind: Literal["ngram", "draft"] = "ngram"
     # Most draft tokens for one sequence in one step.
     tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    # Least number of tokens that must match.
-    min_ngram: PositiveInt = 2
-    # Most tokens that are compared; the longest match wins.
-    max_ngram: PositiveInt = 4
     # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
     # off.
     max_batch: PositiveInt = 8
+    # ngram: least number of tokens that must match.
+    min_ngram: PositiveInt = 2
+    # ngram: most tokens that are compared; the longest match wins.
+    max_ngram: PositiveInt = 4
+    # draft: folder, hub id or demo, as in model.path.
+    model: FilePath | None = None
+    # draft: bytes for the draft model's KV, in each decode worker.
+    memory: Memory = 256 * 2**20
 
     @model_validator(mode="after")
-    def _ordered(self) -> SpeculationConfig:
+    def _fit(self) -> SpeculationConfig:
         if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; set min_ngram to "
                 "max_ngram or less"
+            )
+        if self.kind == "draft" and self.model is None:
+            raise ValueError("kind draft needs a model; set model to the draft model's folder")
+        if self.kind != "draft" and self.model is not None:
+            raise BadValue(
+                f"has no meaning for kind {self.kind}; set kind: draft, or leave it out", ("model",)
             )
         return self
 
@@ -178,3 +197,9 @@ class DecodeConfig(Section):
     # Prompt tokens that one step prefills in addition to the decode batch.
     chunk_tokens: PositiveInt = 256
     speculation: SpeculationConfig | None = None
+
+    @property
+    def draft(self) -> SpeculationConfig | None:
+        """Speculation with a draft model; None without one."""
+        wanted = self.speculation
+        return wanted if wanted is not None and wanted.kind == "draft" else None

@@ -160,6 +160,17 @@ class ClusterConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _draft_can_run(self) -> ClusterConfig:
+        degree = self.decode.tensor_parallel
+        if self.decode.draft is not None and degree > 1:
+            raise BadValue(
+                f"draft cannot be combined with decode.tensor_parallel {degree}, whose ranks share "
+                "one model; set kind: ngram, or tensor_parallel: 1",
+                ("decode", "speculation", "kind"),
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_can_run(self) -> ClusterConfig:
         for pool in POOLS if self.adapters.serve else ():
             section = self.pool(pool)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvrelay.errors import Internal, KvRelayError, NotFound, Unavailable
+from kvrelay.errors import Internal, InvalidArgument, KvRelayError, NotFound, Unavailable
+from kvrelay.types.workers import Role, WorkerInfo
 
 MOST_DEATHS = 4
 """Workers that may end before one has served, for reasons that another start may cure, such as
@@ -23,6 +25,22 @@ class FailedStart:
     reason: str
     # An error that no restart can fix; None if a restart may help.
     error: KvRelayError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStart:
+    """A worker whose model or configuration cannot be served in its role on its node."""
+
+    role: Role
+    error: InvalidArgument
+
+    def concerns_all(self, workers: Iterable[WorkerInfo]) -> bool:
+        """Whether no worker is ready in the role. If another worker is, the cause is the node of
+        the refusing worker. Workers of the other pool load other models, such as no draft model.
+        """
+        return not any(
+            info.state == "ready" and self.role in ("standby", info.pool) for info in workers
+        )
 
 
 def failed_start(worker_id: str, cause: BaseException | None, words: str) -> FailedStart:

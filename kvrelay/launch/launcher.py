@@ -11,7 +11,7 @@ import ray
 from autoscaler.lease import Lease
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
-from kvrelay.launch.failed_start import FailedStart, failed_start
+from kvrelay.launch.failed_start import FailedStart, RefusedStart, failed_start
 from kvrelay.launch.placement import Amounts, Node, needs, place, with_workers
 from kvrelay.launch.ray_cluster import RayCluster
 from kvrelay.launch.ray_worker import RayWorker
@@ -69,7 +69,7 @@ class RayLauncher:
         self._cluster = cluster
         self._lease = lease
         self._workers: dict[str, RayWorker] = {}
-        self._refused: asyncio.Queue[InvalidArgument] = asyncio.Queue()
+        self._refused: asyncio.Queue[RefusedStart] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._failed: asyncio.Queue[FailedStart] = asyncio.Queue()
 
@@ -152,9 +152,9 @@ class RayLauncher:
         """Stops all workers now. Kills those that do not end in time."""
         await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._workers)))
 
-    async def refused(self) -> InvalidArgument:
+    async def refused(self) -> RefusedStart:
         """Waits until a worker ends because its model or configuration cannot be served on its
-        node. Returns the error.
+        node.
         """
         return await self._refused.get()
 
@@ -208,7 +208,7 @@ class RayLauncher:
             cause, text = error.cause, str(error.cause)
             log.error("worker_failed", worker=worker.worker_id, node=worker.node_id, reason=text)
             if isinstance(cause, InvalidArgument):
-                self._refused.put_nowait(cause)
+                self._refused.put_nowait(RefusedStart(worker.role, cause))
             else:
                 self._failed.put_nowait(failed_start(worker.worker_id, cause, text))
         except ray.exceptions.RayError as error:

@@ -23,6 +23,7 @@ from kvrelay.process.free_memory import available_bytes
 from kvrelay.process.machine import Machine
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.types.workers import POOLS, PoolName
+from kvrelay.worker.runtime.draft_files import check_draft_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class PoolMemory:
     host_tier_bytes: int = 0
     disk_tier_bytes: int = 0
     disk_tier_path: str = ""
+    # Weights, as far as they are known, and KV of the draft model.
+    draft_weight_bytes: int = 0
+    draft_kv_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -55,8 +59,9 @@ class PoolMemory:
 
     @property
     def worker_bytes(self) -> int:
-        """Weights, KV and host tier, without the process itself."""
-        return self.kv_bytes + (self.weight_bytes or 0) + self.host_tier_bytes
+        """Weights, KV, draft model and host tier, without the process itself."""
+        weights = (self.weight_bytes or 0) + self.draft_weight_bytes
+        return self.kv_bytes + self.draft_kv_bytes + weights + self.host_tier_bytes
 
     @property
     def least_kv_bytes(self) -> int:
@@ -73,8 +78,8 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
     """Returns the memory of each pool. machine: the one that the workers run on, for `kv.memory:
     auto`; None if it is unknown.
 
-    Raises ConfigError if there is no such model or `auto` leaves too little for a sequence, and
-    ModelRefused for damaged files.
+    Raises ConfigError if there is no such model, the draft model does not fit the model or `auto`
+    leaves too little for a sequence, and ModelRefused for damaged files.
 
     The KV of models with unusual layers is unknown here: the worker computes it from the loaded
     model.
@@ -91,6 +96,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
     model = read_model_json(file) if file.is_file() else {}
     dtype = model_dtype(model, config.model.dtype)
     longest = longest_sequence(model, config.model.max_model_len)
+    drafting = check_draft_files(config, resolved)
 
     def of(pool: PoolName) -> PoolMemory:
         kv, section = config.pool_kv(pool), config.pool(pool)
@@ -110,6 +116,8 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
             host_tier_bytes=0 if host is None else host.size,
             disk_tier_bytes=0 if disk is None else disk.size,
             disk_tier_path="" if disk is None else disk.path,
+            draft_weight_bytes=drafting.weight_bytes if drafting and pool == "decode" else 0,
+            draft_kv_bytes=drafting.kv_bytes if drafting and pool == "decode" else 0,
         )
         if kv.memory != "auto":
             return replace(found, kv_bytes=kv.memory)
@@ -156,4 +164,5 @@ def _choose(
         max_batch=config.decode.max_batch,
         weight_bytes=found.weight_bytes or 0,
         activation_bytes=activations,
+        draft_bytes=found.draft_weight_bytes + found.draft_kv_bytes,
     )

@@ -120,7 +120,13 @@ def _check_memory(config: ClusterConfig, pools: tuple[PoolMemory, ...], total: i
     for one in pools:
         on_gpu = config.pool(one.pool).resources.num_gpus > 0
         weights = one.weight_bytes or 0
-        if one.workers and one.host_tier_bytes + (0 if on_gpu else one.kv_bytes + weights) > total:
+        if one.workers and (one.host_tier_bytes if on_gpu else one.worker_bytes) > total:
+            if one.draft_kv_bytes:
+                raise ConfigError(
+                    f"decode.speculation.memory: a decode worker takes {_gib(one.worker_bytes)}, "
+                    f"of which {_gib(one.draft_kv_bytes)} are KV of the draft model, and this "
+                    f"machine has {_gib(total)}; set decode.speculation.memory or kv.memory lower"
+                )
             if one.host_tier_bytes:
                 raise ConfigError(
                     f"kv.tiers: the host tier of a {one.pool} worker takes "

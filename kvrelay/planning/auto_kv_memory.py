@@ -69,6 +69,8 @@ class AutoKv:
     room: Room
     weight_bytes: int
     activation_bytes: int
+    # Weights and KV of the draft model.
+    draft_bytes: int = 0
 
     @property
     def reason(self) -> str:
@@ -84,6 +86,7 @@ class AutoKv:
             f"{_gib(self.room.available)} of it free, for {self.room.workers} "
             f"{'worker' if self.room.workers == 1 else 'workers'} with {_gib(self.weight_bytes)} "
             f"of weights and {_gib(self.activation_bytes)} of activations each"
+            + (f", and {_gib(self.draft_bytes)} for the draft model" if self.draft_bytes else "")
         )
 
 
@@ -95,15 +98,17 @@ def choose_kv_memory(
     max_batch: int,
     weight_bytes: int,
     activation_bytes: int,
+    draft_bytes: int = 0,
 ) -> AutoKv:
     """Returns the KV memory of a worker: what its share of the memory leaves, up to what a full
     batch can use.
 
-    longest: tokens of the longest sequence. max_batch: batch slots of a decode worker. Raises
-    ConfigError if the memory does not hold one sequence.
+    longest: tokens of the longest sequence. max_batch: batch slots of a decode worker. draft_bytes:
+    weights and KV of the draft model, which is loaded later. Raises ConfigError if the memory does
+    not hold one sequence.
     """
     block = layout.block_bytes
-    left = room.for_kv(weight_bytes, activation_bytes)
+    left = room.for_kv(weight_bytes, activation_bytes + draft_bytes)
     sequence = layout.blocks_for(longest) * block
     limits = {
         "memory": left // block * block,
@@ -120,7 +125,7 @@ def choose_kv_memory(
             f"with {_gib(weight_bytes)} of weights each; lower model.max_model_len or the number "
             "of workers, or set kv.memory to a size"
         )
-    return AutoKv(limits[limit], limit, room, weight_bytes, activation_bytes)
+    return AutoKv(limits[limit], limit, room, weight_bytes, activation_bytes, draft_bytes)
 
 
 def activation_bytes(model: Mapping[str, Any], dtype: str, tokens: int, rows: int) -> int:

@@ -55,8 +55,12 @@ class WorkerContext:
         clock: Clock,
         tiers: TierStore | None = None,
         engine: StepThread | None = None,
+        draft: ModelRunner | None = None,
     ) -> None:
-        """engine: runs the steps; None for the native engine, whose `runner` is a ModelRunner."""
+        """engine: runs the steps; None for the native engine, whose `runner` is a ModelRunner.
+        draft: the model that drafts tokens, which runs in the same thread.
+        """
+        self.draft = draft
         self.identity = identity
         self.config = config
         self.runner = runner

@@ -78,6 +78,7 @@ class Heartbeat:
     def load(self, stage: StageLoad) -> WorkerLoad:
         """The load of the stage, with the figures that both stages have in common."""
         runner, pool, meter = self._context.runner, self._context.cache.pool, self._meter
+        draft = self._context.draft
         blocks = stage.blocks or BlockCounts(0, 0, 0).with_pool(pool)
         resident, shared = resident_bytes(runner.rank_pids)
         return WorkerLoad(
@@ -89,8 +90,10 @@ class Heartbeat:
             blocks_cached=blocks.cached,
             leases=stage.leases,
             tokens_per_second=meter.tokens_per_second(),
-            weight_bytes=runner.weight_bytes + runner.adapters.nbytes,
-            kv_bytes=runner.kv_bytes,
+            weight_bytes=runner.weight_bytes
+            + runner.adapters.nbytes
+            + (0 if draft is None else draft.weight_bytes),
+            kv_bytes=runner.kv_bytes + (0 if draft is None else draft.kv_bytes),
             rss_bytes=resident,
             shared_bytes=shared,
             integrity_ok=not self._integrity_error,

@@ -315,6 +315,8 @@ class Worker:
         await self.stage.close()
         if self.context.tiers is not None:
             await self.context.tiers.close()
+        if self.context.draft is not None:
+            self.context.draft.close()
         self.context.runner.close()
 
     def info(self) -> WorkerInfo:

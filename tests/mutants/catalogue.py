@@ -11,6 +11,7 @@ from mutants import (
     of_scaling,
     of_security,
     of_simulation,
+    of_speculation,
     of_standby,
     of_tenants,
     of_tiers,
@@ -32,5 +33,6 @@ _MODULES = (
     of_adapters,
     of_planning,
     of_simulation,
+    of_speculation,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

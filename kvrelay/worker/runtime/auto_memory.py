@@ -14,6 +14,7 @@ from kvrelay.process.free_memory import available_bytes
 from kvrelay.process.machine import Machine
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_layout import KvLayout
+from kvrelay.worker.runtime.draft_files import check_draft_files
 from kvrelay.worker.runtime.settings import WorkerSettings
 
 log = get_logger("worker")
@@ -50,6 +51,10 @@ class AutoMemory:
                 available_bytes(machine.memory_bytes),
                 config.workers_on_host(machine.cores),
             )
+        drafting = None
+        if self.settings.pool == "decode":
+            drafting = check_draft_files(config, self.settings.model_path)
+        draft_bytes = 0 if drafting is None else drafting.num_bytes
         chosen = choose_kv_memory(
             room,
             # Each rank has its part of the layout on a device of its own; on a CPU, one host has
@@ -59,6 +64,7 @@ class AutoMemory:
             max_batch=slots,
             weight_bytes=own if device.type == "cuda" else own * degree,
             activation_bytes=activations,
+            draft_bytes=draft_bytes,
         )
         ranks = layout.ranks if device.type == "cuda" else 1
         log.info(
@@ -71,5 +77,6 @@ class AutoMemory:
             workers=room.workers,
             weight_bytes=chosen.weight_bytes,
             activation_bytes=chosen.activation_bytes,
+            draft_bytes=draft_bytes,
         )
         return chosen.kv_bytes * ranks

@@ -26,6 +26,7 @@ from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.runtime.adapter_loading import AdapterLoading
 from kvrelay.worker.runtime.cores import Cores
+from kvrelay.worker.runtime.draft_loading import load_draft
 from kvrelay.worker.runtime.grpc_server import MAX_MESSAGE_BYTES, worker_server
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.registration import publish_heartbeats, sign_off
@@ -53,7 +54,8 @@ async def serve(
     Raises ModelRefused and ConfigError, and what `host_worker` raises.
     """
     runner = runner or await load_runner(settings, model)
-    build = worker_builder(settings, build_stage, runner, MonotonicClock())
+    draft = await load_draft(settings, runner)
+    build = worker_builder(settings, build_stage, runner, MonotonicClock(), draft=draft)
     largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
     return await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
 
@@ -65,6 +67,7 @@ def worker_builder(
     clock: Clock,
     *,
     hash_bytes: int = HASH_BYTES,
+    draft: ModelRunner | None = None,
 ) -> BuildWorker:
     """Returns the function that builds the worker. A small `hash_bytes` makes hash collisions, for
     tests.
@@ -95,7 +98,7 @@ def worker_builder(
         tiers = None
         if kv.tiers:
             tiers = TierStore.build(kv.tiers, cache, runner.kv, runner.layout_hash, clock)
-        context = WorkerContext(identity, config, runner, cache, sender, clock, tiers)
+        context = WorkerContext(identity, config, runner, cache, sender, clock, tiers, draft=draft)
         return Worker(context, build_stage)
 
     return build

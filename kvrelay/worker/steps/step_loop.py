@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol, cast
 
@@ -67,7 +68,15 @@ class StepLoop:
     loop needs no lock, and a new request is accepted while a step computes.
     """
 
-    def __init__(self, context: WorkerContext, scheduler: Scheduler, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        scheduler: Scheduler,
+        reporter: Reporter,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """prepare: awaited before each step is scheduled, as part of the step's time."""
+        self._prepare = prepare
         self._context = context
         self._scheduler = scheduler
         self._reporter = reporter
@@ -83,6 +92,9 @@ class StepLoop:
 
     async def step(self) -> None:
         """Schedules, runs and reports one step, or waits for work."""
+        began = self._context.clock.now()
+        if self._prepare is not None:
+            await self._prepare()
         batch = self._schedule()
         self.idle = not batch
         if not batch:
@@ -90,7 +102,6 @@ class StepLoop:
             self.changed = True
             return
         self.changed = True
-        began = self._context.clock.now()
         outcomes = await self._outcomes(batch)
         now = self._context.clock.now()
         self._scheduler.ran(batch, now - began, now)

@@ -40,8 +40,13 @@ class StepThread(ABC):
         """Calls a function in the thread, for example to bind it to a core."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    async def timed(self, tokens: int, step: Callable[[], Result]) -> Result:
-        """Runs a step of about `tokens` tokens under the watch. Raises what the step raises."""
+    async def timed(
+        self, tokens: int, step: Callable[[], Result], *, costed: bool = True
+    ) -> Result:
+        """Runs a step of about `tokens` tokens under the watch. Raises what the step raises.
+
+        costed: whether the time tells the cost of steps, which that of a smaller model does not.
+        """
         began = self._clock.now()
         self.watch.began(tokens, began)
         self.busy.began(began)
@@ -55,7 +60,7 @@ class StepThread(ABC):
             now = self._clock.now()
             self.watch.ended(now)
             self.busy.ended(now)
-            if self.proven:
+            if self.proven and costed:
                 # The warm-up steps compile kernels.
                 self.cost.ended(tokens, now - began, now)
 

@@ -30,12 +30,27 @@ BAD_CONFIGS = {
         "decode:\n  speculation:\n    kind: ngram\n    token: 4\n",
         4,
         "decode.speculation.token: unknown key; did you mean tokens? allowed are kind, tokens, "
-        "min_ngram, max_ngram,",
+        "max_batch, min_ngram,",
     ),
     "unknown kind of speculation": (
         "decode: {speculation: {kind: eagle}}\n",
         1,
-        "decode.speculation.kind: must be 'ngram', not",
+        "decode.speculation.kind: must be 'ngram' or 'draft', not",
+    ),
+    "draft without a model": (
+        "decode:\n  speculation: {kind: draft}\n",
+        2,
+        "decode.speculation: kind draft needs a model; set model to the draft model's folder",
+    ),
+    "model without a draft": (
+        "decode:\n  speculation:\n    model: demo\n",
+        3,
+        "decode.speculation.model: has no meaning for kind ngram; set kind: draft, or leave it",
+    ),
+    "draft model of ranks": (
+        "decode:\n  tensor_parallel: 2\n  speculation: {kind: draft, model: demo}\n",
+        3,
+        "decode.speculation.kind: draft cannot be combined with decode.tensor_parallel 2, whose",
     ),
     "n-grams from long to short": (
         "decode:\n  speculation: {min_ngram: 5}\n",

@@ -115,11 +115,13 @@ async def test_each_path_gives_the_same_tokens(model: Path) -> None:
             rest = replace(rest, attempt=10 + emitted)
             assert (await answers(decode, rest))["r0"] == whole[emitted:]
         await running.settled()
-    async with workers(model, config(speculation=SPECULATION), "decode-0") as running:
-        session = await running.session("decode-0")
-        assert await answers(session, *specs, free) == alone | {"free": plain}
-        (info,) = await running.settled()
-        assert 0 < info.load.accepted_tokens < info.load.draft_tokens
+    drafted = {"kind": "draft", "model": str(model), "tokens": 4}
+    for speculation in (SPECULATION, drafted):
+        async with workers(model, config(speculation=speculation), "decode-0") as running:
+            session = await running.session("decode-0")
+            assert await answers(session, *specs, free) == alone | {"free": plain}
+            (info,) = await running.settled()
+            assert 0 < info.load.accepted_tokens < info.load.draft_tokens
 
 
 async def test_a_preempted_answer_continues_as_it_would_have(model: Path) -> None:

@@ -1,0 +1,33 @@
+"""The interface of what drafts tokens: earlier text, or a smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from kvrelay.worker.sequence import Sequence
+
+
+class Proposer(Protocol):
+    """Proposes the next tokens of sequences. Lives on the worker's event loop.
+
+    A proposal cannot change an answer, so a proposer may be wrong, and may propose nothing.
+    """
+
+    async def prepare(self, wanted: SequenceOf[tuple[Sequence, int]]) -> None:
+        """Called before a step is scheduled, with each sequence to draft for and the most tokens
+        that it may draft. Sequences may end meanwhile. Must not raise.
+        """
+        ...
+
+    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+        """Up to `limit` tokens, at least 1, that may follow the sequence's tokens."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """Releases what is kept for a sequence that has ended or was preempted."""
+        ...
+
+    def check_integrity(self, sequences: int) -> None:
+        """Raises IntegrityError if more is kept than `sequences` sequences account for."""
+        ...
