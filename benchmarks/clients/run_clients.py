@@ -137,7 +137,8 @@ async def _row(client: ClientProcess, watch: ClusterWatch, row: CaseRow, kill: b
         return row
     for _ in range(TRIES):
         workers = await watch.idle(DECODE, settled=True)
-        middle = row.tokens // 2
+        # The kill takes effect some tokens later.
+        middle = row.tokens // 3
         found, moved = await run_with_kill(client, row.case, watch, workers, middle, WITHIN_S)
         row = replace(row, killed=moved > 0, kill_error=found.error, same=_same(whole, found))
         if row.killed or found.error:
