@@ -44,9 +44,11 @@ class CaseRow:
         """The result with a kill."""
         if self.error or not self.tokens:
             return ""
+        if self.kill_error:
+            return _last_line(self.kill_error)
         if not self.killed:
             return "the answer ended before the kill"
-        return _last_line(self.kill_error) or ("same answer" if self.same else "ANOTHER ANSWER")
+        return "same answer" if self.same else "ANOTHER ANSWER"
 
 
 def case_table(rows: Sequence[CaseRow]) -> Table:
