@@ -13,7 +13,12 @@ HEAD = ("openai", "3.57.0", "chat")
     ("row", "passed", "shown"),
     [
         (CaseRow(*HEAD, 0, ""), True, ("passed", "")),
-        (CaseRow(*HEAD, 9, ""), False, ("passed", "the answer ended before the kill")),
+        (CaseRow(*HEAD, 9, ""), True, ("passed", "")),
+        (
+            CaseRow(*HEAD, 9, "", killed=False, same=True),
+            False,
+            ("passed", "the answer ended before the kill"),
+        ),
         (CaseRow(*HEAD, 9, "", killed=True, same=True), True, ("passed", "same answer")),
         (CaseRow(*HEAD, 9, "", killed=True), False, ("passed", "ANOTHER ANSWER")),
         (CaseRow(*HEAD, 9, "a\nE: b"), False, ("E: b", "")),
