@@ -142,9 +142,11 @@ def parse_with_tools(server: Server) -> Any:
         messages=ASK,
         output_format=Week,
         tools=[TOOL_PARAM],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
         extra_body=GREEDY,
     )
     calls = [one.input for one in found.content if one.type == "tool_use"]
+    assert len(calls) <= 1
     return parsed(calls[0] if calls else found.parsed_output)
 
 

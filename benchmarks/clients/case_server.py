@@ -7,13 +7,14 @@ standard library only.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 # Last lines of a traceback in an error.
 _LINES = 12
@@ -35,6 +36,16 @@ class Server:
 
 # Asserts on what the client returns, and returns the part that has to be the same in each run.
 Case = Callable[[Server], Any]
+
+
+T = TypeVar("T")
+# One loop for all cases: libraries keep their connections, which belong to a loop.
+_LOOP = asyncio.new_event_loop()
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of the coroutine."""
+    return _LOOP.run_until_complete(coroutine)
 
 
 def serve_cases(cases: Mapping[str, Case]) -> None:

@@ -22,8 +22,9 @@ class CaseRow:
     tokens: int
     # Why it failed; empty if it did not.
     error: str
-    # Whether a decode worker was killed during the answer, and a request moved to another one.
-    killed: bool = False
+    # Whether a decode worker was killed during the answer, and a request moved to another one. None
+    # if that was not tried.
+    killed: bool | None = None
     # Why the run with a kill failed; empty if it did not.
     kill_error: str = ""
     # Whether its answer was that of the undisturbed run.
@@ -31,8 +32,8 @@ class CaseRow:
 
     @property
     def passed(self) -> bool:
-        """Whether the case passed undisturbed, and with a kill if it generates."""
-        return not self.error and (not self.tokens or (self.killed and self.same))
+        """Whether the case passed undisturbed, and with a kill if that was tried."""
+        return not self.error and (self.killed is None or (self.killed and self.same))
 
     @property
     def undisturbed(self) -> str:
@@ -42,11 +43,13 @@ class CaseRow:
     @property
     def with_a_kill(self) -> str:
         """The result with a kill."""
-        if self.error or not self.tokens:
+        if self.killed is None:
             return ""
+        if self.kill_error:
+            return _last_line(self.kill_error)
         if not self.killed:
             return "the answer ended before the kill"
-        return _last_line(self.kill_error) or ("same answer" if self.same else "ANOTHER ANSWER")
+        return "same answer" if self.same else "ANOTHER ANSWER"
 
 
 def case_table(rows: Sequence[CaseRow]) -> Table:

@@ -1,4 +1,6 @@
-"""An application on DSPy: programs whose answers are parsed from chats, JSON and tool calls."""
+"""An application on the model class of DSPy. Its programs ask for JSON without a schema, which the
+demo model cannot give.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,7 @@ from typing import Any
 
 import dspy
 from case_server import Server, serve_cases
-from week import PLAN, STORY, Week, parsed, told
-
-
-class Plan(dspy.Signature):
-    """Plans a week."""
-
-    question: str = dspy.InputField()
-    week: Week = dspy.OutputField()
+from week import STORY, told
 
 
 def model_of(server: Server) -> Any:
@@ -33,10 +28,5 @@ def chat(server: Server) -> Any:
     return told(found if isinstance(found, str) else found["text"])
 
 
-def json_adapter(server: Server) -> Any:
-    with dspy.context(lm=model_of(server), adapter=dspy.JSONAdapter()):
-        return parsed(dspy.Predict(Plan)(question=PLAN).week)
-
-
 if __name__ == "__main__":
-    serve_cases({"LM": chat, "JSONAdapter": json_adapter})
+    serve_cases({"LM": chat})

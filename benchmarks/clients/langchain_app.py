@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-from case_server import Server, serve_cases
+from case_server import Server, serve_cases, wait
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
@@ -74,7 +73,7 @@ def astream(server: Server) -> Any:
     async def pieces() -> list[str]:
         return [one.text async for one in openai_of(server).astream(STORY)]
 
-    return told("".join(asyncio.run(pieces())))
+    return told("".join(wait(pieces())))
 
 
 def bind_tools(server: Server) -> Any:

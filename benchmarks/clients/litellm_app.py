@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import litellm
-from case_server import Server, serve_cases
+from case_server import Server, serve_cases, wait
 from week import PLAN, SAVED, STORY, TOOL, TOOL_SAYS, Week, checked, closed, told
 
 litellm.telemetry = False
@@ -68,7 +67,7 @@ def achat(server: Server) -> Any:
         )
         return found.choices[0].message.content
 
-    return told(asyncio.run(run()))
+    return told(wait(run()))
 
 
 def tool_loop(server: Server, options: Any = openai_of) -> Any:

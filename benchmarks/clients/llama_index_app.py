@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from case_server import Server, serve_cases
+from case_server import Server, serve_cases, wait
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
@@ -49,7 +48,7 @@ def achat_streamed(server: Server) -> Any:
         messages = [ChatMessage(role="user", content=STORY)]
         return [one.delta or "" async for one in await model_of(server).astream_chat(messages)]
 
-    return told("".join(asyncio.run(pieces())))
+    return told("".join(wait(pieces())))
 
 
 def complete(server: Server) -> Any:

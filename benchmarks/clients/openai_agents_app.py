@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
@@ -16,7 +15,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from case_server import Server, serve_cases
+from case_server import Server, serve_cases, wait
 from week import PLAN, SAVED, STORY, Day, Week, parsed, told
 
 set_tracing_disabled(True)
@@ -36,7 +35,7 @@ def agent_of(server: Server, model: Model, **more: Any) -> Agent[Any]:
 
 
 def run(server: Server, model: Model) -> Any:
-    return told(asyncio.run(Runner.run(agent_of(server, model), STORY)).final_output)
+    return told(wait(Runner.run(agent_of(server, model), STORY)).final_output)
 
 
 def streamed(server: Server, model: Model) -> Any:
@@ -46,7 +45,7 @@ def streamed(server: Server, model: Model) -> Any:
         assert kinds.count("raw_response_event") > 4
         return str(result.final_output)
 
-    return told(asyncio.run(text()))
+    return told(wait(text()))
 
 
 def tool_loop(server: Server, model: Model) -> Any:
@@ -61,14 +60,14 @@ def tool_loop(server: Server, model: Model) -> Any:
 
     settings = {"tool_choice": "required", "parallel_tool_calls": False}
     agent = agent_of(server, model, tools=[save_two_days], settings=settings)
-    result = asyncio.run(Runner.run(agent, PLAN, max_turns=4))
+    result = wait(Runner.run(agent, PLAN, max_turns=4))
     assert sum(isinstance(one, ToolCallItem) for one in result.new_items) == 1
     return [one.model_dump() for one in saved], told(result.final_output)
 
 
 def output_type(server: Server, model: Model) -> Any:
     agent = agent_of(server, model, output_type=Week)
-    return parsed(asyncio.run(Runner.run(agent, PLAN)).final_output)
+    return parsed(wait(Runner.run(agent, PLAN)).final_output)
 
 
 def output_type_with_tools(server: Server, model: Model) -> Any:
@@ -83,7 +82,7 @@ def output_type_with_tools(server: Server, model: Model) -> Any:
 
     settings = {"parallel_tool_calls": False}
     agent = agent_of(server, model, output_type=Week, tools=[note], settings=settings)
-    found = parsed(asyncio.run(Runner.run(agent, PLAN, max_turns=4)).final_output)
+    found = parsed(wait(Runner.run(agent, PLAN, max_turns=4)).final_output)
     return [one.model_dump() for one in noted], found
 
 

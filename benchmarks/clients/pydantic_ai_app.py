@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from case_server import Server, serve_cases
+from case_server import Server, serve_cases, wait
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ModelMessage, ToolCallPart
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -47,7 +46,7 @@ def stream(server: Server, model: Any = chat_of) -> Any:
         async with agent.run_stream(STORY) as result:
             return [one async for one in result.stream_text(delta=True, debounce_by=None)]
 
-    found = asyncio.run(pieces())
+    found = wait(pieces())
     assert len(found) > 2
     return told("".join(found))
 
@@ -65,7 +64,7 @@ def tool_output_streamed(server: Server, model: Any = chat_of) -> Any:
         async with agent.run_stream(PLAN) as result:
             return [one async for one in result.stream_output()][-1]
 
-    return parsed(asyncio.run(last()))
+    return parsed(wait(last()))
 
 
 def native_output(server: Server, model: Any = chat_of) -> Any:

@@ -60,9 +60,9 @@ def _is_combined(schema: Any) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    found = _COMBINED & schema.keys()
-    if not found:
+    if _COMBINED.isdisjoint(schema):
         return False
+    found = _COMBINED & schema.keys()
     # A reference, or alternatives, beside nothing that says more about the value.
     alone = len(found) == 1 and found <= {"$ref", "anyOf"}
     return not alone or bool(schema.keys() - _REMARKS - found)
@@ -85,7 +85,7 @@ def _closed(schema: Any) -> Any:
     required = _list(found.get("required"))
     if (
         declared
-        and not _OPEN & found.keys()
+        and _OPEN.isdisjoint(found)
         and all(isinstance(one, str) and one in declared for one in required)
     ):
         found["additionalProperties"] = False

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from kvrelay.engine.sampling.grammar import WHITESPACE, exact_json
 from kvrelay.errors import InvalidArgument
+from kvrelay.sampling_limits import MAX_GUIDANCE
 from kvrelay.types.requests import Guidance
 from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
@@ -175,7 +176,7 @@ def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
 def _definitions(use: ToolUse) -> dict[str, Any]:
     """Returns the schemas of the arguments of each function."""
     return {
-        str(number): _moved(closed(_parameters(one["function"])), f"#/$defs/{number}")
+        str(number): _moved(_closed_if_small(_parameters(one["function"])), f"#/$defs/{number}")
         for number, one in enumerate(use.tools)
     }
 
@@ -232,7 +233,14 @@ def guidance_of_answer(schema: Mapping[str, Any]) -> Guidance:
     """Returns the grammar of an answer that an application reads as JSON: its objects have no
     undeclared properties unless the schema says that they may.
     """
-    return guidance_of_schema(closed(schema))
+    return guidance_of_schema(_closed_if_small(schema))
+
+
+def _closed_if_small(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the closed schema. One that is too long for guidance is returned as it is, since
+    admission refuses it.
+    """
+    return schema if len(json.dumps(schema)) > MAX_GUIDANCE else closed(schema)
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:
