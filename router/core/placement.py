@@ -200,11 +200,13 @@ class Placement:
         return [Preempted(entry.life.request.request_id, why.worker_id, why.why), *effects]
 
     def turn_away(self, request_id: str, reason: Rejection, text: str, now: float) -> list[Effect]:
+        """Ends a waiting request with ResourceExhausted."""
         entry = self._entries[request_id]
         error = self._admission.refusal(reason, text, None)
         return self._settle(entry, entry.life.cancel(error), now)
 
     def expire(self, entry: Entry, now: float) -> list[Effect]:
+        """Ends a request at its deadline, with the reason if no worker could serve it."""
         why = self.wait.why if self.wait.no_worker else ""
         if entry.lone_since is not None:
             why = model_gone_error(entry.life).message
