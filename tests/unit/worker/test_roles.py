@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,10 @@ async def test_a_worker_changes_over_with_its_weights(
         await running
 
         loads.clear()
-        gc.collect()  # what earlier tests have left in cycles is none of this one's
+        with warnings.catch_warnings():
+            # What earlier tests have left in cycles, open connections too, is none of this one's.
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
         before = arenas()
         roles, prefill = (
             Roles(),

@@ -14,7 +14,7 @@ from support.router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import SamplingParams
-from router.core import dispatcher
+from router.core import placement
 from router.core.effects import Effect
 from router.core.path_policy import Assignment, Wait
 from router.core.queueing.prefill_gate import MOST_HELD
@@ -234,13 +234,13 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
         submit(cluster, f"long{number}", 6000, tenant=f"tenant{number % 3}")
     assert cluster.dispatcher.waiting_for_prefill == (0, 0)
     looks: list[int] = []
-    decide = dispatcher.assign
+    decide = placement.assign
 
     def counted(*args: Any) -> Assignment | Wait:
         looks[-1] += 1
         return decide(*args)
 
-    monkeypatch.setattr(dispatcher, "assign", counted)
+    monkeypatch.setattr(placement, "assign", counted)
     pump = cluster.dispatcher.pump
 
     def pumped(now: float) -> list[Effect]:
