@@ -309,7 +309,8 @@ class Fleet:
     async def _rest(self, case: Case) -> None:
         """Looks until all workers are at rest, or for much longer than a lease lasts."""
         until = time.monotonic() + WAIT_S
-        waiting = self.alive
+        # Workers that are starting hold nothing.
+        waiting = [one for one in self.alive if one.channel is not None]
         while waiting and time.monotonic() < until:
             samples = [await one.sample() for one in waiting]
             case.after += samples
