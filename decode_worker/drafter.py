@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from decode_worker.draft_depth import DraftDepth
 from decode_worker.ngram import NgramProposer
-from decode_worker.proposer import Proposer
+from decode_worker.proposer import Proposer, right_guesses
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.worker.sequence import Sequence
 
@@ -75,10 +75,6 @@ class Drafter:
         end = len(sequence.tokens)
         if end == drafted.start:
             return
-        right = 0
-        for token, guess in zip(sequence.tokens[drafted.start :], drafted.draft, strict=False):
-            if token != guess:
-                break
-            right += 1
+        right = right_guesses(sequence.tokens, drafted.start, drafted.draft)
         drafted.depth.learn(len(drafted.draft), right)
         drafted.start, drafted.draft = end, ()

@@ -8,6 +8,18 @@ from typing import Protocol
 from kvrelay.worker.sequence import Sequence
 
 
+def right_guesses(tokens: SequenceOf[int], start: int, guesses: SequenceOf[int]) -> int:
+    """Returns how many of the guesses for the tokens from index `start` are right, up to the first
+    that is wrong or has no token yet.
+    """
+    right = 0
+    for index, guess in enumerate(guesses, start):
+        if index >= len(tokens) or tokens[index] != guess:
+            break
+        right += 1
+    return right
+
+
 class Proposer(Protocol):
     """Proposes the next tokens of sequences. Lives on the worker's event loop.
 

@@ -10,7 +10,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, NotFound
 from kvrelay.models import is_on_hub, local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files, has_weights
-from kvrelay.models.model_json import read_model_json
+from kvrelay.models.model_json import read_config_json
 from kvrelay.models.model_size import kv_layout, longest_sequence, model_dtype, weight_bytes
 from kvrelay.planning.auto_kv_memory import (
     PROCESS_BYTES,
@@ -92,8 +92,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
     # The weights of a hub model may not be downloaded yet.
     is_here = not is_on_hub(resolved) or has_weights(folder)
     tensors = check_model_files(folder) if is_here else None
-    file = folder / "config.json"
-    model = read_model_json(file) if file.is_file() else {}
+    model = read_config_json(folder)
     dtype = model_dtype(model, config.model.dtype)
     longest = longest_sequence(model, config.model.max_model_len)
     drafting = check_draft_files(config, resolved)

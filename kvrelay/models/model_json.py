@@ -9,6 +9,14 @@ from typing import Any
 from kvrelay.errors import ModelRefused
 
 
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """Returns config.json of the model folder, empty if there is none. Raises ModelRefused like
+    `read_model_json`.
+    """
+    file = folder / "config.json"
+    return read_model_json(file) if file.is_file() else {}
+
+
 def read_model_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in the file. Raises ModelRefused if the file cannot be read or is not
     a JSON object.

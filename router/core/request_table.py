@@ -37,9 +37,6 @@ class Requests:
         # earlier request with the same id.
         self._attempts = count(1)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
     def place(self, entry: Entry, assignment: Assignment, now: float) -> list[Effect]:
         """Starts an attempt of a waiting request on workers."""
         request_id = entry.life.request.request_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -255,23 +255,26 @@ def admit_sampling(
 
 
 def limit_thinking(
-    sampling: SamplingParams, tenant: Tenant, markers: ThinkingMarkers | None
+    sampling: SamplingParams, tenant: Tenant, find_markers: Callable[[], ThinkingMarkers | None]
 ) -> SamplingParams:
-    """Applies the tenant's limit to the thinking budget. `markers`: the tokens around the model's
-    thinking, if it has them.
+    """Applies the tenant's limit to the thinking budget. `find_markers` returns the tokens around
+    the model's thinking, if it has them.
 
     Raises InvalidArgument for a budget if the model has no such tokens.
     """
     asked, most = sampling.thinking_token_budget, tenant.max_reasoning_tokens
+    budget = min((one for one in (asked, most) if one is not None), default=None)
+    if budget is None:
+        return sampling
+    markers = find_markers()
     if markers is None and asked is not None:
         raise InvalidArgument(
             "this model does not think between two tokens of its vocabulary, such as <think> and "
             "</think>; leave thinking_token_budget out",
             field="thinking_token_budget",
         )
-    budget = min((one for one in (asked, most) if one is not None), default=None)
     # An answer that follows a grammar does not think.
-    if markers is None or budget is None or sampling.guidance is not None:
+    if markers is None or sampling.guidance is not None:
         return replace(sampling, thinking_token_budget=None)
     return replace(sampling, thinking_token_budget=budget, thinking=markers)
 

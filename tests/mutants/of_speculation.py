@@ -16,9 +16,9 @@ REFUSED = (
 MUTANTS = (
     Mutant(
         "the draft model's KV of a wrong draft is computed again",
-        PROPOSER,
-        "if token != guess:",
-        "if False:",
+        "decode_worker/proposer.py",
+        "if index >= len(tokens) or tokens[index] != guess:",
+        "if index >= len(tokens):",
         (KV_TEST,),
     ),
     Mutant(

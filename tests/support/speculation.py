@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,46 @@ async def local(
 async def settled(running: Workers) -> None:
     for info in await running.settled():
         assert info.load.integrity_ok, info.load.integrity_error
+
+
+async def check_moves(
+    model: Path, settings: ClusterConfig, requests: list[SequenceSpec], seed: int
+) -> None:
+    """Each request comes by hand-off from a prefill worker, and goes on at another decode worker
+    after any number of tokens, and back. Its answer is that of one worker without speculation.
+    """
+    expected, _, _ = await local(model, PLAIN, requests)
+    draw = random.Random(seed)
+    async with workers(model, settings, "prefill-0", "decode-0", "decode-1") as running:
+        prefill = await running.session("prefill-0")
+        decode = [await running.session(name) for name in ("decode-0", "decode-1")]
+        for one in requests:
+            tokens, finish = await by_hand_off(prefill, decode[0], one, until=draw.randint(1, 30))
+            for attempt in range(1, 100):
+                if finish is not None:
+                    break
+                moved = replace(one, attempt=attempt, token_ids=one.token_ids + tuple(tokens))
+                more, finish = await by_run_local(
+                    decode[attempt % 2], moved, until=draw.randint(1, 30)
+                )
+                tokens += more
+            assert (tuple(tokens), finish) == expected[one.request_id]
+        await settled(running)
+        assert (await load_of(decode[0].info)).accepted_tokens > 0
+
+
+async def check_aborts(model: Path, settings: ClusterConfig) -> None:
+    """Sequences that end in the middle, and a session that closes, leave nothing behind."""
+    draw = random.Random(1)
+    async with workers(model, settings, "decode-0") as running:
+        session = await running.session("decode-0")
+        for one in specs(60):
+            await session.send(RunLocal(one))
+            await asyncio.sleep(draw.random() * 0.02)
+            if draw.random() < 0.7:
+                await session.send(Abort(*one.key))
+        await session.close()
+        await settled(running)
 
 
 ALWAYS_FIVE = SamplingParams(temperature=0.0, seed=0, max_tokens=60, logit_bias=((5, 100.0),))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kvrelay.engine.model.loader import LoadedModel, weight_bytes
-from kvrelay.models.model_json import read_model_json
+from kvrelay.models.model_json import read_config_json
 from kvrelay.planning.auto_kv_memory import Room, activation_bytes, choose_kv_memory
 from kvrelay.process.free_memory import available_bytes
 from kvrelay.process.machine import Machine
@@ -32,8 +32,7 @@ class AutoMemory:
         """
         config, pool = self.settings.config, self.settings.config.pool(self.settings.pool)
         degree, slots = pool.tensor_parallel, config.decode.max_batch
-        file = Path(loaded.folder or ".") / "config.json"
-        model = read_model_json(file) if loaded.folder and file.is_file() else {}
+        model = read_config_json(Path(loaded.folder)) if loaded.folder else {}
         tokens = max(config.prefill.chunk_tokens, config.decode.chunk_tokens + slots)
         activations = activation_bytes(model, loaded.kv_dtype, tokens, slots)
         own = weight_bytes(loaded.model)

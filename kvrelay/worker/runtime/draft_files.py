@@ -12,7 +12,7 @@ from kvrelay.errors import ConfigError, KvRelayError, ModelRefused
 from kvrelay.models import is_on_hub, local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files, has_weights
 from kvrelay.models.model_identity import tokenizer_id
-from kvrelay.models.model_json import read_model_json
+from kvrelay.models.model_json import read_config_json
 from kvrelay.models.model_size import kv_layout, longest_sequence, model_dtype, weight_bytes
 
 _KEY = "decode.speculation.model"
@@ -53,11 +53,11 @@ def check_draft_files(config: ClusterConfig, model: str) -> DraftMemory | None:
         tensors = check_model_files(folder) if is_here else []
     except ModelRefused as error:
         raise ModelRefused(f"{_KEY}: {error.message}") from None
-    settings = _settings(folder)
+    settings = read_config_json(folder)
     check_vocabulary(
         draft.model,
         (vocab_size(settings), tokenizer_id(folder)),
-        (vocab_size(_settings(own)), tokenizer_id(own)),
+        (vocab_size(read_config_json(own)), tokenizer_id(own)),
     )
     dtype = model_dtype(settings, config.model.dtype)
     layout = kv_layout(settings, config.pool_kv("decode").block_size, "auto", dtype)
@@ -105,8 +105,3 @@ def vocab_size(settings: Mapping[str, Any]) -> int | None:
         if type(size) is int:
             return size
     return None
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    return dict(read_model_json(file)) if file.is_file() else {}

@@ -46,11 +46,10 @@ class Completion:
     # Members of the request that the dialect's answer repeats.
     repeated: Json = field(default_factory=dict)
 
-    def with_thinking_budget(self) -> Completion:
-        """Returns a copy whose answers have the budget."""
+    def with_sampling(self, **options: Any) -> Completion:
+        """Returns a copy whose requests have other sampling options."""
         requests = tuple(
-            replace(one, sampling=replace(one.sampling, thinking_token_budget=self.thinking_tokens))
-            for one in self.requests
+            replace(one, sampling=replace(one.sampling, **options)) for one in self.requests
         )
         return replace(self, requests=requests)
 

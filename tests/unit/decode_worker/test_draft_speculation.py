@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,8 @@ from support.speculation import (
     ALWAYS_FIVE,
     PLAIN,
     answers,
-    by_hand_off,
-    by_run_local,
+    check_aborts,
+    check_moves,
     local,
     settled,
     specs,
@@ -29,7 +27,7 @@ from decode_worker.draft_passes import DraftRequest, run_draft_passes
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError, InvalidArgument, ModelRefused
-from kvrelay.messages import Abort, RunLocal
+from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.runtime.draft_files import check_draft_files
 
@@ -90,25 +88,7 @@ async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
     tiny_model: Callable[..., Path], seed: int
 ) -> None:
     model = tiny_model("llama")
-    requests = specs(12, seed)
-    expected, _, _ = await local(model, PLAIN, requests)
-    draw = random.Random(seed)
-    async with workers(model, config(model), "prefill-0", "decode-0", "decode-1") as running:
-        prefill = await running.session("prefill-0")
-        decode = [await running.session(name) for name in ("decode-0", "decode-1")]
-        for one in requests:
-            tokens, finish = await by_hand_off(prefill, decode[0], one, until=draw.randint(1, 30))
-            for attempt in range(1, 100):
-                if finish is not None:
-                    break
-                moved = replace(one, attempt=attempt, token_ids=one.token_ids + tuple(tokens))
-                more, finish = await by_run_local(
-                    decode[attempt % 2], moved, until=draw.randint(1, 30)
-                )
-                tokens += more
-            assert (tuple(tokens), finish) == expected[one.request_id]
-        await settled(running)
-        assert (await load_of(decode[0].info)).accepted_tokens > 0
+    await check_moves(model, config(model), specs(12, seed), seed)
 
 
 async def test_a_model_that_drafts_for_itself_is_always_right(
@@ -181,17 +161,8 @@ async def test_a_draft_model_that_fails_ends_no_answer(
 async def test_aborts_in_the_middle_leave_nothing_behind(
     tiny_model: Callable[..., Path],
 ) -> None:
-    draw = random.Random(1)
     model = tiny_model("llama")
-    async with workers(model, config(model, "80KiB"), "decode-0") as running:
-        session = await running.session("decode-0")
-        for one in specs(60):
-            await session.send(RunLocal(one))
-            await asyncio.sleep(draw.random() * 0.02)
-            if draw.random() < 0.7:
-                await session.send(Abort(*one.key))
-        await session.close()
-        await settled(running)
+    await check_aborts(model, config(model, "80KiB"))
 
 
 def test_the_memory_of_the_draft_model_is_known_before_it_is_loaded(

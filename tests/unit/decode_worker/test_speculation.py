@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +11,8 @@ from support.speculation import (
     ALWAYS_FIVE,
     PLAIN,
     answers,
-    by_hand_off,
-    by_run_local,
+    check_aborts,
+    check_moves,
     config,
     local,
     settled,
@@ -28,7 +26,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import Abort, RunLocal
+from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 SPECULATING = config(tokens=5, min_ngram=1, max_ngram=3, max_batch=12)
@@ -111,27 +109,7 @@ async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
     """By hand-off from a prefill worker, then after any number of tokens to another decode worker,
     and back.
     """
-    requests = specs(16, seed)
-    expected, _, _ = await local(tiny_model("llama"), PLAIN, requests)
-    draw = random.Random(seed)
-    async with workers(
-        tiny_model("llama"), SPECULATING, "prefill-0", "decode-0", "decode-1"
-    ) as running:
-        prefill = await running.session("prefill-0")
-        decode = [await running.session(name) for name in ("decode-0", "decode-1")]
-        for one in requests:
-            tokens, finish = await by_hand_off(prefill, decode[0], one, until=draw.randint(1, 30))
-            for attempt in range(1, 100):
-                if finish is not None:
-                    break
-                moved = replace(one, attempt=attempt, token_ids=one.token_ids + tuple(tokens))
-                more, finish = await by_run_local(
-                    decode[attempt % 2], moved, until=draw.randint(1, 30)
-                )
-                tokens += more
-            assert (tuple(tokens), finish) == expected[one.request_id]
-        await settled(running)
-        assert (await load_of(decode[0].info)).accepted_tokens > 0
+    await check_moves(tiny_model("llama"), SPECULATING, specs(16, seed), seed)
 
 
 async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
@@ -172,14 +150,5 @@ async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
 
 
 async def test_aborts_in_the_middle_leave_nothing_behind(tiny_model: Callable[..., Path]) -> None:
-    draw = random.Random(1)
     settings = config("80KiB", tokens=5, min_ngram=1, max_batch=12)
-    async with workers(tiny_model("llama"), settings, "decode-0") as running:
-        session = await running.session("decode-0")
-        for one in specs(60):
-            await session.send(RunLocal(one))
-            await asyncio.sleep(draw.random() * 0.02)
-            if draw.random() < 0.7:
-                await session.send(Abort(*one.key))
-        await session.close()
-        await settled(running)
+    await check_aborts(tiny_model("llama"), settings)

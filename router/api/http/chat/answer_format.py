@@ -8,7 +8,6 @@ from dataclasses import replace
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
 from kvrelay.types.requests import Guidance
-from kvrelay.wire.inference import GenerateRequest
 from router.api.http.chat.answer import ChatAnswer
 from router.api.http.chat.tool_use import ToolUse
 from router.api.http.completion import Completion
@@ -45,18 +44,12 @@ class AnswerFormat:
         described = "" if use is None or use.mode == "none" else use.described
         options = replace(completion.chat_options, tools=described, markers=markers)
         if completion.thinking_tokens is not None and self._text.limits_thinking:
-            completion = completion.with_thinking_budget()
-        return replace(completion, chat_options=options, requests=self._requests(completion))
-
-    def _requests(self, completion: Completion) -> tuple[GenerateRequest, ...]:
-        use, guidance = self._use, completion.requests[0].sampling.guidance
-        if use is None or use.mode != "auto" or guidance is None:
-            return completion.requests
-        widened = self._with_calls(guidance, use, completion.guidance_field)
-        return tuple(
-            replace(one, sampling=replace(one.sampling, guidance=widened))
-            for one in completion.requests
-        )
+            completion = completion.with_sampling(thinking_token_budget=completion.thinking_tokens)
+        guidance = completion.requests[0].sampling.guidance
+        if use is not None and use.mode == "auto" and guidance is not None:
+            widened = self._with_calls(guidance, use, completion.guidance_field)
+            completion = completion.with_sampling(guidance=widened)
+        return replace(completion, chat_options=options)
 
     def _with_calls(self, answer: Guidance, use: ToolUse, field: str) -> Guidance:
         tools = self._tools
