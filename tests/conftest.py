@@ -11,6 +11,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# As in kvrelay's own processes: a fork must not stop the gRPC servers of the tests.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine must not fail a property: nothing here is about seconds.

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.prepared import prepared
 from support.scripted_router import ScriptedRouter, last, serving, tokens
 
 from kvrelay.cli.main import run
@@ -19,6 +20,8 @@ from kvrelay.errors import InvalidArgument
 
 Output = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-c", "from kvrelay.cli.main import main; main()"]
+# The terminal of stdin becomes the one that sends signals to this process.
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 
 
 def talk(
@@ -94,13 +97,12 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:
     with serving(router) as target:
         ours, theirs = pty.openpty()
         command = subprocess.Popen(
-            [*COMMAND, "chat", "--target", target],
+            prepared(TAKE_TERMINAL, *COMMAND, "chat", "--target", target),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
             start_new_session=True,
-            preexec_fn=take_terminal,
         )
         os.close(theirs)
         screen = Screen(ours)
@@ -124,14 +126,6 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:
     history = tmp_path / "kvrelay" / "chat_history"
     assert history.read_text().splitlines()[-2:] == ["first", "second"]
     assert history.stat().st_mode & 0o077 == 0
-
-
-def take_terminal() -> None:
-    """Makes the terminal of stdin the one that sends signals to this process."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class Screen:

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.prepared import prepared
 
 import kvrelay
 
@@ -64,11 +65,13 @@ def test_ctrl_c_during_an_import_ends_quietly(module: str, arguments: list[str])
 def test_a_command_that_ignores_ctrl_c_goes_on() -> None:
     """As a background job of a shell script does."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "typer", "--version"],
+        prepared(
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
+            *(sys.executable, "-c", PROGRAM, "typer", "--version"),
+        ),
         capture_output=True,
         text=True,
         timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("kvrelay ")

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shutil
 import socket
 import struct
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 import yaml
 from support.certificates import DAY, Certificates, all_roles, tls_section
+from support.prepared import prepared
 
 from kvrelay.models import resolve_model
 from kvrelay.process.machine import Machine
@@ -65,18 +65,18 @@ async def serve(setup: Setup) -> tuple[int, str]:
     path = setup.folder / "cluster.yaml"
     path.write_text(yaml.safe_dump(setup.config))
 
-    def limit() -> None:
-        if setup.largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (setup.largest_file, setup.largest_file))
+    command = [sys.executable, "-m", "kvrelay.cli.main", "serve", "-c", str(path)]
+    if (size := setup.largest_file) is not None:
+        limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+        command = prepared(f"import resource; {limit}", *command)
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "kvrelay.cli.main", "serve", "-c", str(path)],
+            command,
             env={**os.environ, **setup.environment},
             capture_output=True,
             text=True,
             timeout=SECONDS,
-            preexec_fn=limit,
         )
 
     done = await asyncio.to_thread(run)
