@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 
 from autoscaler.lease import Lease
+from autoscaler.look_ahead import LookAhead
 from autoscaler.polling import poll_regularly
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import PoolState
@@ -33,10 +34,13 @@ class Autoscaler:
         policy: AutoscalingPolicy,
         lease: Lease,
         clock: Clock | None = None,
+        look_ahead: LookAhead | None = None,
     ) -> None:
+        """`look_ahead` answers the metric slo; without it, slo is unknown."""
         self._registry = registry
         self._policy = policy
         self._lease = lease
+        self._look_ahead = look_ahead
         self._clock = clock or MonotonicClock()
         self._states: dict[PoolName, PoolState] = {}
 
@@ -66,8 +70,14 @@ class Autoscaler:
         workers = await self._registry.workers()
         routers = await self._registry.routers()
         desired = await self._registry.desired()
-        seen = {pool: snapshot(pool, size, workers, routers) for pool, size in desired.items()}
-        verdicts = decide_pools(seen, self._policy, self._states, self._clock.now())
+        now = self._clock.now()
+        ahead = self._look_ahead
+        foreseen = {} if ahead is None else ahead.foresee(workers, routers, now)
+        seen = {
+            pool: snapshot(pool, size, workers, routers, foreseen.get(pool))
+            for pool, size in desired.items()
+        }
+        verdicts = decide_pools(seen, self._policy, self._states, now)
         self._states = {pool: state for pool, (_, state) in verdicts.items()}
         changed = {
             pool: ScalingDecision(time.time(), pool, desired[pool], verdict.desired, verdict.reason)

@@ -20,6 +20,14 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The size that a pool needs for the requests to come, with its reason."""
+
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSnapshot:
     """A pool at one moment. `metrics` lacks unknown values; `queue_*` are totals over the pool."""
 
@@ -30,6 +38,8 @@ class PoolSnapshot:
     metrics: Mapping[MetricName, float] = field(default_factory=dict)
     # Mean busy share of those workers, 0 to 1. None: unknown.
     busy_share: float | None = None
+    # The answer of the metric slo. None: unknown.
+    foreseen: Foreseen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,12 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     answers: list[tuple[int, str]] = []
     unknown: list[str] = []
     for metric in policy.metrics:
+        if metric.name == "slo":
+            if snapshot.foreseen is None:
+                unknown.append(metric.name)
+            else:
+                answers.append((snapshot.foreseen.size, snapshot.foreseen.reason))
+            continue
         value = snapshot.metrics.get(metric.name)
         if (
             value is None
@@ -181,6 +197,7 @@ def _answer(
     """Returns the size for one metric and its explanation: the HPA's AverageValue, ceil(total /
     target), or its Value, ceil(ready workers x value / target).
     """
+    assert metric.target is not None, "only slo has none"
     if metric.name in _TOTALS:
         workers, wanted = snapshot.size, value / metric.target
         ratio = wanted / workers if workers else math.inf

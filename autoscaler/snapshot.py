@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler.scaling_policy import PoolSnapshot
+from autoscaler.scaling_policy import Foreseen, PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types.control_plane import RouterLoad
 from kvrelay.types.workers import PoolName, WorkerInfo
 
 
 def snapshot(
-    pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
+    pool: PoolName,
+    size: int,
+    workers: Sequence[WorkerInfo],
+    routers: Sequence[RouterLoad],
+    foreseen: Foreseen | None = None,
 ) -> PoolSnapshot:
     """Returns the snapshot of the pool, whose wanted size is `size`, from all live workers and
-    routers. Metrics without a report are left out.
+    routers. Metrics without a report are left out. `foreseen`: the answer of the metric slo.
     """
     members = [worker for worker in workers if worker.pool == pool]
     ready = [worker.load for worker in members if worker.state == "ready"]
@@ -44,7 +48,7 @@ def snapshot(
     if (itl := _worst([router.itl_p95_ms for router in routers], routers)) is not None:
         metrics["itl_p95_ms"] = itl
     busy_share = sum(load.busy_share for load in ready) / len(ready) if ready else None
-    return PoolSnapshot(size, len(ready), metrics, busy_share)
+    return PoolSnapshot(size, len(ready), metrics, busy_share, foreseen)
 
 
 def _queue(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ settings.load_profile("unhurried")
 
 # Folders whose tests share processes that are expensive to start. Each runs in one xdist process.
 SHARED = ("tests/cluster/shared/", "tests/faults/", "tests/vllm_engine/")
+# What the warnings about connections of redis-py name.
+LEFT_BY_REDIS = ("StreamWriter", "_SelectorTransport", "AbstractConnection", r"redis\.sock")
 # Folders with tests that end Redis servers.
 ENDING_REDIS = ("tests/cluster/", "tests/faults/", "tests/vllm_engine/")
 
@@ -49,13 +53,28 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """redis-py does not wait for connections that were reset to be closed. What it left is found in
-    whichever test is running when memory is collected.
+    """redis-py loses a connection whose set-up is cancelled. What it left is found when memory is
+    collected, in the test that is running then.
     """
-    ignored = "ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"
     for item in items:
-        if item.nodeid.startswith(ENDING_REDIS):
-            item.add_marker(pytest.mark.filterwarnings(ignored))
+        if _uses_redis(item.nodeid, getattr(item, "module", None)):
+            for what in LEFT_BY_REDIS:
+                ignored = f"ignore:.*{what}:pytest.PytestUnraisableExceptionWarning"
+                item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+def _uses_redis(nodeid: str, module: object) -> bool:
+    return nodeid.startswith(ENDING_REDIS) or hasattr(module, "EmbeddedRedis")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collect_what_redis_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test of a later module finds it."""
+    yield
+    if _uses_redis(request.node.nodeid, request.module):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -71,6 +71,7 @@ async def _control(
     """
     from autoscaler.actuator import Actuator
     from autoscaler.lease import Lease
+    from autoscaler.look_ahead import look_ahead
     from autoscaler.loop import Autoscaler
     from kvrelay.launch.launcher import RayLauncher, require_gpus
     from kvrelay.launch.ray_cluster import RayCluster, local_cpus
@@ -144,7 +145,9 @@ async def _control(
                 runs.append(_never_served(launcher, actuator))
             parts = [asyncio.create_task(one) for one in runs]
             if policy is not None:
-                parts.append(asyncio.create_task(Autoscaler(registry, policy, lease).run()))
+                ahead = look_ahead(policy, config)
+                autoscaler = Autoscaler(registry, policy, lease, look_ahead=ahead)
+                parts.append(asyncio.create_task(autoscaler.run()))
             stopped = asyncio.create_task(stop.drain.wait())
             done, pending = await asyncio.wait(
                 {*parts, stopped}, return_when=asyncio.FIRST_COMPLETED

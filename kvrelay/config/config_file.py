@@ -21,13 +21,16 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.section import BadValue
 from kvrelay.config.security import SecurityConfig
 from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
-from kvrelay.errors import ConfigError
+from kvrelay.errors import ConfigError, InvalidArgument
+from kvrelay.planning.profile import Profile
 from kvrelay.types.workers import POOLS
 
 Config = TypeVar("Config", bound=BaseModel)
 KvSection = TypeVar("KvSection", KvConfig, PoolKvConfig)
 
 # Characters.
+# Characters of a profile; a longer file is none.
+_MAX_PROFILE = 2**20
 _MAX_MESSAGE = 400
 
 # Command-line options that override a key. Errors name the option that the user typed.
@@ -112,8 +115,32 @@ def _with_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
 
 
 def load_policy(path: Path) -> AutoscalingPolicy:
-    """Reads a policy file. Raises ConfigError."""
-    return validated(AutoscalingPolicy, YamlFile.read(path), {})
+    """Reads a policy file, and checks its profile. Raises ConfigError."""
+    file = YamlFile.read(path)
+    policy = validated(AutoscalingPolicy, file, {})
+    if policy.profile is None:
+        return policy
+    policy = policy.model_copy(update={"profile": str(path.parent / policy.profile)})
+    try:
+        load_profile(policy)
+    except ConfigError as error:
+        raise ConfigError(f"{file.where(('profile',))}: profile: {error.message}") from None
+    return policy
+
+
+def load_profile(policy: AutoscalingPolicy) -> Profile | None:
+    """Returns the step costs that the policy names, None if it names none. Raises ConfigError."""
+    if policy.profile is None:
+        return None
+    try:
+        with open(policy.profile, encoding="utf-8") as file:
+            return Profile.parse(file.read(_MAX_PROFILE))
+    except OSError as error:
+        raise ConfigError(f"{policy.profile} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{policy.profile} is not UTF-8") from None
+    except InvalidArgument as error:
+        raise ConfigError(f"{policy.profile}: {error.message}") from None
 
 
 def _absolute(paths: Any, folder: Path) -> Any:

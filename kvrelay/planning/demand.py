@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from kvrelay.planning.kv_size import KvSize
-from kvrelay.planning.worker_kind import WorkerKind
+from kvrelay.planning.worker_kind import SequenceKv, WorkerKind
 from kvrelay.planning.workload import Workload
 
 # Workers of one pool; larger pools are no plan.
@@ -57,7 +56,7 @@ class Demand:
             for cached, computed, share in self.prompts()
         ]
 
-    def handoff_bytes(self, kv: KvSize) -> float:
+    def handoff_bytes(self, kv: SequenceKv) -> float:
         """Returns the mean bytes of a hand-off."""
         prompts = self.prompts()
         return fsum(share * kv.sequence_bytes(cached + new) for cached, new, share in prompts)

@@ -13,7 +13,7 @@ from math import fsum
 
 from kvrelay.planning.demand import LINK_SHARE, MAX_WORKERS, Demand
 from kvrelay.planning.queueing import Wait, square_root_servers
-from kvrelay.planning.worker_kind import WorkerKind, slot_wait, smallest
+from kvrelay.planning.worker_kind import MAX_BATCH, WorkerKind, slot_wait, smallest
 
 # Parts of the requests that may miss the SLO which each pool may cause.
 _PREFILL_PART = 0.95
@@ -92,13 +92,15 @@ def prefill_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
     )
 
 
-def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
-    """Returns the smallest decode pool, or the reason why none meets the SLO."""
+def decode_pool(demand: Demand, kind: WorkerKind, slots: int = MAX_BATCH) -> PoolSize | str:
+    """Returns the smallest decode pool, or the reason why none meets the SLO. slots: most sequences
+    of a worker.
+    """
     slo, work = demand.slo, demand.workload
     mean, spread = work.context()
     by_memory = kind.memory_batch(mean, spread)
     by_latency = kind.latency_batch(mean, slo.itl_s)
-    most = min(by_memory, by_latency)
+    most = min(by_memory, by_latency, slots)
     if most < 1:
         alone = kind.costs.decode_s(1, mean)
         if by_latency < 1:
@@ -124,6 +126,8 @@ def decode_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
     workers = max(by_slots, by_link)
     batch = kind.batch_at(tokens_per_s / workers, mean, most) or 0.0
     limit = "ITL" if by_latency <= by_memory else "KV memory"
+    if slots < min(by_memory, by_latency):
+        limit = "batch slots"
     if by_link > by_slots:
         limit = "hand-off link"
     elif workers == 1:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.queueing import erlang_c
 from kvrelay.planning.step_cost_model import StepCostModel
 
@@ -65,13 +64,40 @@ class LinearCosts:
         return self.model.handoff_s(num_bytes)
 
 
+class SequenceKv(Protocol):
+    """The KV bytes of a sequence."""
+
+    def sequence_bytes(self, tokens: int | float) -> float:
+        """Returns the bytes of a sequence of `tokens` tokens."""
+        ...
+
+    def on(self, degree: int) -> SequenceKv:
+        """Returns the KV of all of `degree` devices together, copies included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlatKv:
+    """KV of which every token takes the same bytes, on one device."""
+
+    bytes_per_token: float
+
+    def sequence_bytes(self, tokens: int | float) -> float:
+        """Returns the bytes of a sequence of `tokens` tokens."""
+        return self.bytes_per_token * tokens
+
+    def on(self, degree: int) -> FlatKv:
+        """Returns this KV: there is one device."""
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
     """One copy of the model on `degree` devices."""
 
     degree: int
     costs: StepCosts
-    kv: KvSize
+    kv: SequenceKv
     # Bytes that all its devices have free for KV.
     kv_room: float
 

@@ -4,6 +4,7 @@ the production policy.
 
 from __future__ import annotations
 
+from autoscaler.look_ahead import look_ahead
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.rebalancing import surplus
 from autoscaler.scaling_policy import PoolState
@@ -28,6 +29,7 @@ class Controller:
         self.decisions: list[Scaling] = []
         self._cluster = cluster
         self._policy = cluster.scenario.policy
+        self._look_ahead = look_ahead(self._policy, cluster.config)
         self._states: dict[PoolName, PoolState] = {}
         # Workers that start or switch pools, by pool.
         self._starting: dict[PoolName, int] = dict.fromkeys(POOLS, 0)
@@ -74,7 +76,11 @@ class Controller:
         cluster, now = self._cluster, self._cluster.agenda.now
         loads = [cluster.router.load()]
         desired = cluster.desired
-        seen = {pool: snapshot(pool, desired[pool], infos, loads) for pool in POOLS}
+        ahead = self._look_ahead
+        foreseen = {} if ahead is None else ahead.foresee(infos, loads, now)
+        seen = {
+            pool: snapshot(pool, desired[pool], infos, loads, foreseen.get(pool)) for pool in POOLS
+        }
         verdicts = decide_pools(seen, self._policy, self._states, now)
         self._states = {pool: state for pool, (_, state) in verdicts.items()}
         for pool, (verdict, _) in verdicts.items():

@@ -64,6 +64,16 @@ class ScalingDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestShape:
+    """The tokens of a finished request."""
+
+    prompt_tokens: int
+    # Prompt tokens that were not computed.
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RouterLoad:
     """A router's entry in the registry. p95 values cover the last measuring window; None if nothing
     was measured in it.
@@ -89,3 +99,7 @@ class RouterLoad:
     certificate_note: str = ""
     # Protocol version of the router.
     protocol: int = 0
+    # Requests that the router has admitted since its start.
+    admitted: int = 0
+    # The last finished requests, oldest first.
+    recent: tuple[RequestShape, ...] = ()

@@ -24,6 +24,7 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
+from kvrelay.types.control_plane import RequestShape
 from kvrelay.types.workers import WorkerInfo
 from router.core.admission import Admission
 from router.core.effects import Effect, Notice, Send
@@ -76,6 +77,8 @@ class Dispatcher:
         self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
         self._placement = Placement(config, requests, self.admission)
         self._numbers = count(1)
+        # Requests so far.
+        self.admitted = 0
         self._renew_at = 0.0
         self.quarantine = Quarantine()
         self.retries = RetryBudget()
@@ -106,6 +109,11 @@ class Dispatcher:
     def waiting_tokens(self) -> int:
         """Tokens of the requests in the queue."""
         return self._queue.tokens
+
+    @property
+    def recent(self) -> tuple[RequestShape, ...]:
+        """The tokens of the last requests that finished, oldest first."""
+        return tuple(self._requests.recent)
 
     @property
     def prompts_wait(self) -> bool:
@@ -167,6 +175,7 @@ class Dispatcher:
         if request.complete is None and not self._placement.overtakes(entry, now):
             effects = self._make_room(request, share, now)
         self._entries[request.request_id] = entry
+        self.admitted += 1
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self.pump(now)

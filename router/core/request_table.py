@@ -4,15 +4,20 @@ Pure.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import count
 
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.types.control_plane import RequestShape
 from router.core.effects import Effect
 from router.core.path_policy import Assignment
 from router.core.queueing.fair_queue import FairQueue
 from router.core.request_record import Entry
 from router.core.throughput import Throughput
 from router.core.workers.worker_table import Workers
+
+# Finished requests whose lengths are kept for the autoscaler.
+RECENT = 64
 
 
 class Requests:
@@ -25,6 +30,8 @@ class Requests:
         self.workers = Workers(config)
         self.queue = FairQueue()
         self.throughput = Throughput()
+        # The last requests that finished.
+        self.recent: deque[RequestShape] = deque(maxlen=RECENT)
         # Whether a request has left its workers, or a prefill worker has ended a prompt, since the
         # last run of the queue.
         self.freed = False
@@ -89,11 +96,13 @@ class Requests:
                 if life.path == "local" or life.handoff is not None:
                     # The next turn of the conversation may reuse these blocks.
                     self.workers.remember(life.last_assignment.decode, entry.blocks)
+                prompt, output = len(life.request.token_ids), len(life.tokens)
+                self.recent.append(RequestShape(prompt, life.cached_tokens, output))
                 resumed, most = len(life.request.resume), life.request.planned_tokens
                 self.throughput.finished(
                     now - entry.begun,
-                    len(life.request.token_ids),
-                    len(life.tokens) - resumed,
+                    prompt,
+                    output - resumed,
                     None if most is None else most - resumed,
                 )
         return effects

@@ -72,6 +72,8 @@ class Heartbeat:
                 dict.fromkeys(note for one in self._certificates if (note := one.trouble()))
             ),
             protocol=VERSION,
+            admitted=dispatcher.admitted,
+            recent=dispatcher.recent,
         )
 
     async def run(self) -> None:

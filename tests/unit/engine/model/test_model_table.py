@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from model_sweep import MODEL_TYPES, Verdict, verdict
+from model_sweep import MODEL_TYPES, verdict
 from model_table import PAGE, page, table
 
 VERSION, ROWS = table(PAGE.read_text())
@@ -27,12 +27,11 @@ FEW = (  # of each way to be served or refused
     ),
 )
 
-pytestmark = pytest.mark.skipif(
-    transformers.__version__ != VERSION,
-    reason=f"the page was made with transformers {VERSION}; here is {transformers.__version__}",
-)
+# With another version of transformers than the page's, only what holds for all versions is checked.
+SAME_VERSION = transformers.__version__ == VERSION
 
 
+@pytest.mark.skipif(not SAME_VERSION, reason=f"the page was made with transformers {VERSION}")
 def test_every_class_of_transformers_has_its_row() -> None:
     assert sorted(row.model_type for row in ROWS) == sorted(MODEL_TYPES)
     assert (
@@ -42,17 +41,21 @@ def test_every_class_of_transformers_has_its_row() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, on odd configurations
-@pytest.mark.parametrize("model_type", FEW)
+@pytest.mark.parametrize("model_type", [one for one in FEW if one in MODEL_TYPES])
 def test_a_few_rows_are_true(model_type: str, tmp_path: Path) -> None:
-    assert verdict(model_type, tmp_path) == _row(model_type)
+    _check(model_type, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", [one for one in MODEL_TYPES if one not in FEW])
 def test_all_other_rows_are_true(model_type: str, tmp_path: Path) -> None:
-    assert verdict(model_type, tmp_path) == _row(model_type)
+    _check(model_type, tmp_path)
 
 
-def _row(model_type: str) -> Verdict:
-    return next(row for row in ROWS if row.model_type == model_type)
+def _check(model_type: str, folder: Path) -> None:
+    found = verdict(model_type, folder)
+    if SAME_VERSION:
+        assert found in ROWS
+    else:
+        assert found.result in ("served", "refused"), found.reason

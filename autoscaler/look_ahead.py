@@ -1,0 +1,188 @@
+"""Sizes of the pools for the requests that are expected by the time that a new worker serves. Pure:
+the time is an argument, in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoscaler.arrivals import Arrivals
+from autoscaler.scaling_policy import Foreseen, least_size
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy, PoolPolicy
+from kvrelay.config.config_file import load_profile
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.planning.demand import Demand, LatencySlo
+from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
+from kvrelay.planning.profile import Profile
+from kvrelay.planning.worker_kind import FlatKv, LinearCosts, WorkerKind
+from kvrelay.planning.workload import Workload
+from kvrelay.types.control_plane import RequestShape, RouterLoad
+from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
+
+# The rate is taken of this many times the time that it is extrapolated by, within these bounds, in
+# seconds.
+_WINDOW = 3
+_SHORTEST_S, _LONGEST_S = 30.0, 300.0
+# Workers report their load of the last 10 s.
+_LOAD_S = 10.0
+# The measured load is compared with the expected one if both are at least this many workers, and
+# the pool has time to spare: an overloaded pool does not show its whole load.
+_LEAST_LOAD = 0.05
+_SPARE_SHARE = 0.9
+# The correction follows the measured one with this time constant, in seconds, within these bounds.
+_CORRECTION_S = 30.0
+_LEAST_CORRECTION, _MOST_CORRECTION = 0.25, 4.0
+# Finished requests without which the lengths are unknown.
+_FEW = 8
+# An SLO that no request misses, for the pool that the SLO is not about.
+_ANY_S = 1e6
+
+
+@dataclass(slots=True)
+class _Correction:
+    """Measured load over expected load."""
+
+    ratio: float = 1.0
+    at: float = -math.inf
+
+    def follow(self, measured: float, expected: float, now: float) -> None:
+        wanted = min(_MOST_CORRECTION, max(_LEAST_CORRECTION, measured / expected))
+        weight = 1 - math.exp(-(now - self.at) / _CORRECTION_S)
+        self.ratio += weight * (wanted - self.ratio)
+        self.at = now
+
+
+class LookAhead:
+    """Owns the arrivals and the corrections of one controller.
+
+    - The load is the expected rate of requests times the work of the last ones: the profile's step
+      costs over their lengths.
+    - The work is corrected by the ratio of the load that the workers measure to the load that the
+      profile gives for the present rate.
+    - The size is that of `kvrelay plan` for this load: the smallest pool in which 90% of the
+      requests keep the latency.
+    """
+
+    def __init__(
+        self, policy: AutoscalingPolicy, profile: Profile, chunk_tokens: int, max_batch: int
+    ) -> None:
+        """`chunk_tokens` of the prefill pool, `max_batch` of a decode worker."""
+        self._policy = policy
+        self._profile = profile
+        self._chunk_tokens = chunk_tokens
+        self._max_batch = max_batch
+        # From the moment at which a load asks for a worker until the worker serves.
+        self._ahead_s = {pool: self._horizon_s(policy.pool(pool)) for pool in POOLS}
+        longest = _WINDOW * max(self._ahead_s.values())
+        self._arrivals = Arrivals(min(_LONGEST_S, max(_SHORTEST_S, longest)))
+        self._corrections = {pool: _Correction() for pool in POOLS}
+
+    def _horizon_s(self, rules: PoolPolicy | None) -> float:
+        delay = 0.0 if rules is None else rules.upscale_delay_s
+        return self._policy.interval_s + delay + self._profile.costs.start_s
+
+    def foresee(
+        self, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad], now: float
+    ) -> Mapping[PoolName, Foreseen]:
+        """Returns the size of each pool that has the metric slo. Empty while the rate or the
+        lengths of the requests are unknown.
+        """
+        self._arrivals.seen(routers, now)
+        shapes = [shape for one in routers for shape in one.recent]
+        present = self._arrivals.recent_rate(_LOAD_S)
+        if len(shapes) < _FEW or present is None:
+            return {}
+        found: dict[PoolName, Foreseen] = {}
+        for pool in POOLS:
+            rules = self._policy.pool(pool)
+            slo = next((one for one in rules.metrics if one.name == "slo"), None) if rules else None
+            if slo is None:
+                continue
+            limit_s = ((slo.ttft_ms if pool == "prefill" else slo.itl_ms) or 0.0) / 1000
+            kind = self._kind(workers)
+            self._correct(pool, self._demand(pool, limit_s, present, shapes), kind, workers, now)
+            expected = self._arrivals.rate(self._ahead_s[pool])
+            if expected is not None:
+                demand = self._demand(pool, limit_s, expected, shapes)
+                found[pool] = self._size(pool, demand, kind, present)
+        return found
+
+    def _kind(self, workers: Sequence[WorkerInfo]) -> WorkerKind:
+        rooms = [one.load.blocks_total * one.block_bytes for one in workers if one.pool == "decode"]
+        # Workers may keep the KV in another dtype than the profile's.
+        sizes = [one.block_bytes / one.block_size for one in workers if one.pool == "decode"]
+        kv = FlatKv(max(sizes, default=self._profile.kv_token_bytes))
+        return WorkerKind(1, LinearCosts(self._profile.costs), kv, min(rooms, default=math.inf))
+
+    def _demand(
+        self, pool: PoolName, limit_s: float, rate: float, shapes: Sequence[RequestShape]
+    ) -> Demand:
+        prompts = sum(one.prompt_tokens for one in shapes)
+        cached = sum(min(one.cached_tokens, one.prompt_tokens) for one in shapes)
+        lengths = tuple(
+            sorted((max(1, one.prompt_tokens), max(1, one.output_tokens)) for one in shapes)
+        )
+        share = cached / prompts if prompts else 0.0
+        ttft_s, itl_s = (limit_s, _ANY_S) if pool == "prefill" else (_ANY_S, limit_s)
+        workload = Workload(rate, rate, 1.0, lengths, cached_share=share)
+        return Demand(workload, LatencySlo(ttft_s, itl_s), self._chunk_tokens)
+
+    def _load(self, pool: PoolName, demand: Demand, kind: WorkerKind) -> float:
+        """Returns the workers that the demand keeps busy."""
+        work = demand.workload
+        if pool == "prefill":
+            return work.rate * demand.mean(demand.services(kind))
+        mean, spread = work.context()
+        most = max(1, min(kind.memory_batch(mean, spread), self._max_batch))
+        return work.rate * work.decoded * kind.costs.decode_s(most, most * mean) / most
+
+    def _correct(
+        self,
+        pool: PoolName,
+        present: Demand,
+        kind: WorkerKind,
+        workers: Sequence[WorkerInfo],
+        now: float,
+    ) -> None:
+        loads: list[WorkerLoad] = [
+            one.load for one in workers if one.pool == pool and one.state == "ready"
+        ]
+        measured = sum(one.busy_share for one in loads)
+        expected = self._load(pool, present, kind)
+        if measured < _LEAST_LOAD or expected < _LEAST_LOAD:
+            return
+        correction = self._corrections[pool]
+        if measured < _SPARE_SHARE * len(loads) or measured > correction.ratio * expected:
+            correction.follow(measured, expected, now)
+
+    def _size(self, pool: PoolName, demand: Demand, kind: WorkerKind, present: float) -> Foreseen:
+        ratio, work = self._corrections[pool].ratio, demand.workload
+        corrected = replace(demand, workload=replace(work, rate=work.rate * ratio))
+        if pool == "prefill":
+            latency, tokens = f"TTFT {demand.slo.ttft_s * 1000:g} ms", f"{work.mean_prompt:.4g}"
+            each = f"{tokens} prompt tokens, {work.cached_share:.0%} cached"
+            found = prefill_pool(corrected, kind)
+        else:
+            latency, tokens = f"ITL {demand.slo.itl_s * 1000:g} ms", f"{work.mean_answer:.4g}"
+            each = f"{tokens} tokens"
+            found = decode_pool(corrected, kind, self._max_batch)
+        text = (
+            f"slo: {work.rate:.3g} requests/s in {self._ahead_s[pool]:.3g} s ({present:.3g} now) "
+            f"of {each}, measured load {ratio:.2g} x expected"
+        )
+        if isinstance(found, PoolSize):
+            return Foreseen(found.workers, f"{text}, {latency} → {found.workers}")
+        # No size keeps the latency. More workers than the load needs would not change that.
+        size = max(1, least_size(self._load(pool, corrected, kind)))
+        return Foreseen(size, f"{text}; {found} → {size} for the load alone")
+
+
+def look_ahead(policy: AutoscalingPolicy | None, config: ClusterConfig) -> LookAhead | None:
+    """Returns what answers the metric slo; None if the policy does not have it. Reads the policy's
+    profile. Raises ConfigError.
+    """
+    if policy is None or (profile := load_profile(policy)) is None:
+        return None
+    return LookAhead(policy, profile, config.prefill.chunk_tokens, config.decode.max_batch)
