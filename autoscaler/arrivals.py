@@ -41,7 +41,7 @@ class Arrivals:
             total += max(0, one.admitted - before)
         self._routers = {one.router_id: one.admitted for one in routers}
         self._counts.append((now, total))
-        while now - self._counts[1][0] > self._window_s if len(self._counts) > 2 else False:
+        while len(self._counts) > 2 and self._counts[1][0] < now - self._window_s:
             self._counts.popleft()
 
     def rate(self, ahead_s: float = 0.0) -> float | None:

@@ -62,7 +62,12 @@ NESTED = {
     "*.num_gpus": "GPUs that Ray reserves for one worker. Above 0, the worker runs on a GPU.",
     "*.custom": "Custom Ray resources, `NAME: AMOUNT`.",
     "*.metrics.name": "Name of the metric.",
-    "*.metrics.target": "Value per worker (queue metrics) or of the pool (other metrics).",
+    "*.metrics.target": "Value per worker (queue metrics) or of the pool (other metrics). Every "
+    "metric but `slo` needs it.",
+    "*.metrics.ttft_ms": "TTFT in milliseconds, for `slo` of the prefill pool.",
+    "*.metrics.itl_ms": "ITL in milliseconds, for `slo` of the decode pool.",
+    "profile": "File with the step costs of a worker, relative to this file, for `slo`; `kvrelay "
+    "profile --json FILE` writes it.",
 }
 _KEY = re.compile(r"(?P<indent> *)(?P<dash>- )?(?P<key>[a-z_]+):")
 

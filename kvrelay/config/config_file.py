@@ -136,7 +136,10 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
         with open(policy.profile, encoding="utf-8") as file:
             return Profile.parse(file.read(_MAX_PROFILE))
     except OSError as error:
-        raise ConfigError(f"{policy.profile} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{policy.profile} cannot be read: {error.strerror}; write it with `kvrelay profile "
+            "--json FILE`"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{policy.profile} is not UTF-8") from None
     except InvalidArgument as error:

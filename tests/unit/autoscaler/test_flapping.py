@@ -18,7 +18,7 @@ from kvrelay.config.config_file import load_policy
 from kvrelay.types.workers import POOLS, PoolName
 
 FOLDER = Path(__file__).parents[3] / "configs" / "autoscaling"
-POLICIES = {path.stem: load_policy(path) for path in sorted(FOLDER.glob("*.yaml"))}
+POLICIES = {name: load_policy(FOLDER / f"{name}.yaml") for name in ("queue-depth", "slo")}
 SPEED = WorkerSpeed(
     prefill_tokens_per_s=4000,
     decode_tokens_per_s=800,

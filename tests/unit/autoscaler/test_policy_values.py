@@ -103,7 +103,7 @@ def _replaced(value: Any, huge: str) -> Any:
 def test_all_numbers_of_a_policy_are_swept() -> None:
     named = {key[-1] for key in KEYS}
     fields = {*AutoscalingPolicy.model_fields, *WHOLE["decode"], "target"}
-    assert named == fields - {"rebalance", "prefill", "decode", "metrics"}
+    assert named == fields - {"rebalance", "prefill", "decode", "metrics", "profile"}
 
 
 @cache

@@ -25,7 +25,7 @@ from kvrelay.config.config_file import load_policy
 from kvrelay.types.workers import POOLS, PoolName
 
 FOLDER = Path(__file__).parents[3] / "configs" / "autoscaling"
-POLICIES = {path.stem: load_policy(path) for path in sorted(FOLDER.glob("*.yaml"))}
+POLICIES = {name: load_policy(FOLDER / f"{name}.yaml") for name in ("queue-depth", "slo")}
 # A pool of 8 shrinks to 1 in 35 minutes by slo.yaml.
 SETTLED_S = MEASURED_S = 3600.0
 EVENLY, AT_RANDOM = 0, 2
