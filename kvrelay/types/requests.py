@@ -147,11 +147,14 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `cached_tokens` are part of the prompt tokens."""
+    """Token counts of one request. `cached_tokens` are part of the prompt tokens, and
+    `reasoning_tokens`, without the markers around the thinking, of the completion tokens.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types.requests import FinishReason, SamplingParams, Slo
+from kvrelay.types.requests import FinishReason, SamplingParams, Slo, ThinkingMarkers
 from kvrelay.types.workers import ModelVersion
 
 
@@ -41,6 +41,8 @@ class Request:
     open_ended: bool = False
     # Hash of the adapter's files; empty for the base model. The same in each attempt.
     adapter: str = ""
+    # The tokens around the thinking in the answer; None if the model has no such tokens.
+    thinking: ThinkingMarkers | None = None
 
     @property
     def salt(self) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from kvrelay.clock import Clock
 from kvrelay.config.schema import RouterConfig
@@ -155,7 +154,8 @@ class Frontend:
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len, tenant)
-        sampling = limit_thinking(sampling, tenant, partial(self.text.thinking_markers, token_ids))
+        thinking = self.text.thinking_markers(token_ids)
+        sampling = limit_thinking(sampling, tenant, thinking)
         admitted = Request(
             request_id=tenant.scoped(request_id),
             token_ids=token_ids,
@@ -172,6 +172,7 @@ class Frontend:
             slo=request.slo,
             open_ended=request.sampling.max_tokens is None,
             adapter=adapter_of(request, self.card),
+            thinking=thinking,
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -255,10 +255,10 @@ def admit_sampling(
 
 
 def limit_thinking(
-    sampling: SamplingParams, tenant: Tenant, find_markers: Callable[[], ThinkingMarkers | None]
+    sampling: SamplingParams, tenant: Tenant, markers: ThinkingMarkers | None
 ) -> SamplingParams:
-    """Applies the tenant's limit to the thinking budget. `find_markers` returns the tokens around
-    the model's thinking, if it has them.
+    """Applies the tenant's limit to the thinking budget. `markers`: the tokens around the model's
+    thinking, if it has them.
 
     Raises InvalidArgument for a budget if the model has no such tokens.
     """
@@ -266,7 +266,6 @@ def limit_thinking(
     budget = min((one for one in (asked, most) if one is not None), default=None)
     if budget is None:
         return sampling
-    markers = find_markers()
     if markers is None and asked is not None:
         raise InvalidArgument(
             "this model does not think between two tokens of its vocabulary, such as <think> and "

@@ -148,6 +148,10 @@ class Metrics:
             "prompt_tokens", "Prompt tokens of requests that got a first token."
         )
         self._generation_tokens = self._total("generation_tokens", "Tokens streamed to clients.")
+        self._reasoning_tokens = self._total(
+            "reasoning_tokens",
+            "Tokens of finished answers between the markers of the model's thinking.",
+        )
         self._cache_queries = self._total(
             "prefix_cache_queries", "Prompt tokens looked up in prefix caches."
         )
@@ -250,6 +254,7 @@ class Metrics:
             self.failed += stream.ended.finish_reason == "error"
             return
         self.finished += 1
+        self._reasoning_tokens.value += stream.usage().reasoning_tokens
         ledger = stream.ledger()
         phases = defaultdict(float, ledger.phases)
         self._e2e.observe(ledger.e2e_seconds)

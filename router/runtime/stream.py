@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.types.requests import Ledger, Path, PromptLogprobs, TokenLogprobs, Usage
+from kvrelay.types.thinking import ThinkingPlace
 from kvrelay.wire.inference import GenerateResponse
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle
@@ -67,6 +68,10 @@ class Stream:
         self.token_at: float | None = None
         self.first_handed_at: float | None = None
         self.num_tokens = len(life.request.resume)
+        self._thinking: ThinkingPlace | None = None
+        if life.request.thinking is not None:
+            self._thinking = ThinkingPlace.at_start(life.request.thinking)
+            self._count_thinking(life.request.resume)
         self._life = life
         self._text = text
         self._clock = clock
@@ -98,6 +103,8 @@ class Stream:
                 break
         count = len(self._token_ids) - before
         self.num_tokens += count
+        if self._thinking is not None and not self._thinking.over:
+            self._count_thinking(self._token_ids[before:])
         if emit.prompt_logprobs is not None:
             self._prompt_logprobs = emit.prompt_logprobs
         if emit.logprobs:
@@ -151,6 +158,12 @@ class Stream:
             self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts)
         )
 
+    def _count_thinking(self, token_ids: Iterable[int]) -> None:
+        assert self.request.thinking is not None
+        assert self._thinking is not None
+        for token_id in token_ids:
+            self._thinking = self._thinking.after(token_id, self.request.thinking)
+
     @property
     def fetched_tokens(self) -> int:
         """Cached tokens that came from another worker's prefix cache."""
@@ -158,7 +171,9 @@ class Stream:
 
     def usage(self) -> Usage:
         """Returns the request's token counts so far."""
-        return Usage(len(self.request.token_ids), self._life.cached_tokens, self.num_tokens)
+        thought = 0 if self._thinking is None else self._thinking.thought
+        prompt = len(self.request.token_ids)
+        return Usage(prompt, self._life.cached_tokens, self.num_tokens, thought)
 
     @property
     def stop_string(self) -> str | None:

@@ -246,6 +246,8 @@ def ledger_table(completion: Completion) -> RenderableType:
     table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
+    if thought := completion.usage.reasoning_tokens:
+        lines.append(f"thinking: {thought} of {completion.usage.completion_tokens} tokens")
     if (fetch := ledger.fetch) is not None:
         place = "another worker" if fetch.source == "worker" else f"the tier {fetch.source}"
         lines.append(

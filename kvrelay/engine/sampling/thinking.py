@@ -7,23 +7,9 @@ after a preemption, and after rejected drafts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from kvrelay.types.requests import SamplingParams, ThinkingMarkers
-
-# Tokens, such as line breaks, that an answer may have before the thinking. Markers after more text
-# are text.
-_BEFORE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The state after some tokens of an answer."""
-
-    begun: bool
-    over: bool = False
-    # Tokens since the last change of state.
-    tokens: int = 0
+from kvrelay.types.thinking import ThinkingPlace
 
 
 class ThinkingBudget:
@@ -37,7 +23,7 @@ class ThinkingBudget:
         self._markers = markers
         # Number of tokens of the sequence that the place includes, with the prompt's.
         self._seen = prompt_len
-        self._place = _Place(begun=markers.begin is None)
+        self._place = ThinkingPlace.at_start(markers)
 
     def next_tokens(self, token_ids: Sequence[int], num_draft: int = 0) -> Iterator[int | None]:
         """Yields the token that must follow before the first draft and after each draft; None for
@@ -48,24 +34,15 @@ class ThinkingBudget:
         """
         end = len(token_ids) - num_draft
         for index in range(self._seen, end):
-            self._place = self._after(self._place, token_ids[index])
+            self._place = self._place.after(token_ids[index], self._markers)
         self._seen = end
         place = self._place
         yield self._due(place)
         for index in range(end, len(token_ids)):
-            place = self._after(place, token_ids[index])
+            place = place.after(token_ids[index], self._markers)
             yield self._due(place)
 
-    def _after(self, place: _Place, token: int) -> _Place:
-        if place.over:
-            return place
-        if place.begun:
-            return _Place(True, over=token == self._markers.end, tokens=place.tokens + 1)
-        if token == self._markers.begin:
-            return _Place(True)
-        return _Place(False, over=place.tokens == _BEFORE, tokens=place.tokens + 1)
-
-    def _due(self, place: _Place) -> int | None:
+    def _due(self, place: ThinkingPlace) -> int | None:
         spent = place.begun and not place.over and place.tokens >= self._tokens
         return self._markers.end if spent else None
 

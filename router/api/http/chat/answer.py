@@ -42,7 +42,7 @@ class ChatAnswer:
         self.calls_only = calls_only
         # Whether the answer has a call.
         self.called = False
-        # Tokens of the responses that told reasoning.
+        # Estimate of the tokens of the reasoning, until the last response has told them.
         self.reasoning_tokens = 0
         self._choice_id = choice_id
         self._parser = parser
@@ -63,6 +63,9 @@ class ChatAnswer:
         if response.finish_reason is not None:
             found = [*found, *self._parser.finish()]
         self._count(found, len(response.token_ids))
+        if response.usage is not None and response.usage.reasoning_tokens:
+            # Exact for models that think between two tokens.
+            self.reasoning_tokens = response.usage.reasoning_tokens
         said = [one for one in found if self._kept(one)]
         self.called = self.called or any(isinstance(one, CallStarted) for one in said)
         return said

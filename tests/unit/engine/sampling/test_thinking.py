@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.engine.sampling.thinking import ThinkingBudget, thinking_budget
 from kvrelay.types.requests import SamplingParams, ThinkingMarkers
+from kvrelay.types.thinking import ThinkingPlace
 
 BEGIN, END, VOCAB = 1, 2, 6
 PROMPT = (END, BEGIN, 3)
@@ -45,6 +46,19 @@ def test_steps_and_drafts_of_any_length_tell_the_same(
         for number, one in enumerate(found):
             assert one == due(budget, markers, seen[len(PROMPT) : len(tokens) + number])
         tokens += left[: max(1, right)]
+
+
+@given(MARKERS, TOKENS)
+def test_the_thinking_is_what_stands_between_the_markers(
+    markers: ThinkingMarkers, answer: list[int]
+) -> None:
+    place = ThinkingPlace.at_start(markers)
+    for token in answer:
+        place = place.after(token, markers)
+    thought = answer
+    if markers.begin is not None:
+        thought = answer[answer.index(BEGIN) + 1 :] if BEGIN in answer[:3] else []
+    assert place.thought == (thought.index(END) if END in thought else len(thought))
 
 
 @given(BUDGETS, MARKERS, TOKENS, st.integers(0, 24))

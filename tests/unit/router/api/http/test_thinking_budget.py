@@ -12,6 +12,7 @@ import pytest
 from support.chat_models import THINKING, demo_with, says
 from support.router_harness import RouterHarness, running_router
 
+from kvrelay.client import AsyncClient
 from kvrelay.config.tokens_file import digest_of
 from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import SamplingParams, ThinkingMarkers
@@ -141,3 +142,37 @@ async def test_a_tenants_limit_bounds_the_budget(
         found = await asked(router, CHAT, more, "secret" * 8)
     assert isinstance(found, SamplingParams), found
     assert found.thinking_token_budget == min(budget, limit)
+
+
+@pytest.mark.parametrize(
+    ("answer", "thought"),
+    [
+        ([BEGIN, 70, 71, 72, END, 73, 74], 3),
+        # The thinking does not end.
+        ([BEGIN, 70, 71, 72, 73], 4),
+        ([70, 71, 72, 73], 0),
+        # A marker after text is text.
+        ([70, 71, 72, 73, BEGIN, 74, END], 0),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_and_metrics_count_the_thinking(
+    tmp_path: Path, answer: list[int], thought: int, stream: bool
+) -> None:
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        router.say(answer)
+        body = {**BODIES[CHAT], "stream": stream, "stream_options": {"include_usage": True}}
+        if not stream:
+            del body["stream_options"]
+        async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
+            text = (await http.post(CHAT, json=body)).text
+            metrics = (await http.get("/metrics")).text
+        async with AsyncClient(router.grpc) as client:
+            router.say(answer)
+            completion = await client.generate(messages=QUESTION).result()
+    if stream:
+        *_, text, _ = text.replace("data: ", "").split("\n\n")[:-1]
+    usage = json.loads(text)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": thought}
+    assert completion.usage.reasoning_tokens == thought
+    assert f'kvrelay_reasoning_tokens_total{{model_name="demo"}} {thought}' in metrics
