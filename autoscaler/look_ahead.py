@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autoscaler.arrivals import Arrivals
+from autoscaler.load_correction import LoadCorrection
 from autoscaler.scaling_policy import Foreseen, least_size
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy, PoolPolicy
 from kvrelay.config.config_file import load_profile
@@ -18,8 +19,8 @@ from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.worker_kind import FlatKv, LinearCosts, WorkerKind
 from kvrelay.planning.workload import Workload
-from kvrelay.types.control_plane import RequestShape, RouterLoad
-from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
+from kvrelay.types.control_plane import RECENT, RequestShape, RouterLoad
+from kvrelay.types.workers import POOLS, PoolName, WorkerInfo
 
 # The rate is taken of this many times the time that it is extrapolated by, within these bounds, in
 # seconds.
@@ -27,31 +28,10 @@ _WINDOW = 3
 _SHORTEST_S, _LONGEST_S = 30.0, 300.0
 # Workers report their load of the last 10 s.
 _LOAD_S = 10.0
-# The measured load is compared with the expected one if both are at least this many workers, and
-# the pool has time to spare: an overloaded pool does not show its whole load.
-_LEAST_LOAD = 0.05
-_SPARE_SHARE = 0.9
-# The correction follows the measured one with this time constant, in seconds, within these bounds.
-_CORRECTION_S = 30.0
-_LEAST_CORRECTION, _MOST_CORRECTION = 0.25, 4.0
 # Finished requests without which the lengths are unknown.
 _FEW = 8
 # An SLO that no request misses, for the pool that the SLO is not about.
 _ANY_S = 1e6
-
-
-@dataclass(slots=True)
-class _Correction:
-    """Measured load over expected load."""
-
-    ratio: float = 1.0
-    at: float = -math.inf
-
-    def follow(self, measured: float, expected: float, now: float) -> None:
-        wanted = min(_MOST_CORRECTION, max(_LEAST_CORRECTION, measured / expected))
-        weight = 1 - math.exp(-(now - self.at) / _CORRECTION_S)
-        self.ratio += weight * (wanted - self.ratio)
-        self.at = now
 
 
 class LookAhead:
@@ -76,8 +56,9 @@ class LookAhead:
         # From the moment at which a load asks for a worker until the worker serves.
         self._ahead_s = {pool: self._horizon_s(policy.pool(pool)) for pool in POOLS}
         longest = _WINDOW * max(self._ahead_s.values())
-        self._arrivals = Arrivals(min(_LONGEST_S, max(_SHORTEST_S, longest)))
-        self._corrections = {pool: _Correction() for pool in POOLS}
+        window_s = min(_LONGEST_S, max(_SHORTEST_S, longest))
+        self._arrivals = Arrivals(window_s, gap_s=_LOAD_S + 2 * policy.interval_s)
+        self._corrections = {pool: LoadCorrection() for pool in POOLS}
 
     def _horizon_s(self, rules: PoolPolicy | None) -> float:
         delay = 0.0 if rules is None else rules.upscale_delay_s
@@ -90,9 +71,9 @@ class LookAhead:
         lengths of the requests are unknown.
         """
         self._arrivals.seen(routers, now)
-        shapes = [shape for one in routers for shape in one.recent]
-        present = self._arrivals.recent_rate(_LOAD_S)
-        if len(shapes) < _FEW or present is None:
+        shapes = [shape for one in routers for shape in one.recent[:RECENT]]
+        now_rate = self._arrivals.recent_rate(_LOAD_S)
+        if len(shapes) < _FEW or now_rate is None:
             return {}
         found: dict[PoolName, Foreseen] = {}
         for pool in POOLS:
@@ -102,11 +83,12 @@ class LookAhead:
                 continue
             limit_s = ((slo.ttft_ms if pool == "prefill" else slo.itl_ms) or 0.0) / 1000
             kind = self._kind(workers)
-            self._correct(pool, self._demand(pool, limit_s, present, shapes), kind, workers, now)
+            demand = self._demand(limit_s, pool, now_rate, shapes)
+            self._correct(pool, demand, kind, workers, now)
             expected = self._arrivals.rate(self._ahead_s[pool])
             if expected is not None:
-                demand = self._demand(pool, limit_s, expected, shapes)
-                found[pool] = self._size(pool, demand, kind, present)
+                demand = with_rate(demand, expected)
+                found[pool] = self._size(pool, demand, kind, now_rate)
         return found
 
     def _kind(self, workers: Sequence[WorkerInfo]) -> WorkerKind:
@@ -117,7 +99,7 @@ class LookAhead:
         return WorkerKind(1, LinearCosts(self._profile.costs), kv, min(rooms, default=math.inf))
 
     def _demand(
-        self, pool: PoolName, limit_s: float, rate: float, shapes: Sequence[RequestShape]
+        self, limit_s: float, pool: PoolName, rate: float, shapes: Sequence[RequestShape]
     ) -> Demand:
         prompts = sum(one.prompt_tokens for one in shapes)
         cached = sum(min(one.cached_tokens, one.prompt_tokens) for one in shapes)
@@ -141,25 +123,32 @@ class LookAhead:
     def _correct(
         self,
         pool: PoolName,
-        present: Demand,
+        demand: Demand,
         kind: WorkerKind,
         workers: Sequence[WorkerInfo],
         now: float,
     ) -> None:
-        loads: list[WorkerLoad] = [
-            one.load for one in workers if one.pool == pool and one.state == "ready"
-        ]
-        measured = sum(one.busy_share for one in loads)
-        expected = self._load(pool, present, kind)
-        if measured < _LEAST_LOAD or expected < _LEAST_LOAD:
-            return
-        correction = self._corrections[pool]
-        if measured < _SPARE_SHARE * len(loads) or measured > correction.ratio * expected:
-            correction.follow(measured, expected, now)
+        """Compares the workers' measured load with the load of the requests that have caused it:
+        those that arrived while the workers measured, and up to an answer's time before.
+        """
+        loads = [one.load for one in workers if one.pool == pool and one.state == "ready"]
+        rate = self._arrivals.recent_rate(_LOAD_S + self._service_s(pool, demand, kind))
+        if rate is not None and loads:
+            expected = self._load(pool, with_rate(demand, rate), kind)
+            busy = sum(one.busy_share for one in loads)
+            self._corrections[pool].add(busy, expected, len(loads), now)
+
+    def _service_s(self, pool: PoolName, demand: Demand, kind: WorkerKind) -> float:
+        """Returns the mean time that a request has a worker of the pool, in seconds."""
+        if pool == "prefill":
+            return demand.mean(demand.services(kind))
+        work = demand.workload
+        mean, _ = work.context()
+        return work.decoded * kind.costs.decode_s(1, mean)
 
     def _size(self, pool: PoolName, demand: Demand, kind: WorkerKind, present: float) -> Foreseen:
         ratio, work = self._corrections[pool].ratio, demand.workload
-        corrected = replace(demand, workload=replace(work, rate=work.rate * ratio))
+        corrected = with_rate(demand, work.rate * ratio)
         if pool == "prefill":
             latency, tokens = f"TTFT {demand.slo.ttft_s * 1000:g} ms", f"{work.mean_prompt:.4g}"
             each = f"{tokens} prompt tokens, {work.cached_share:.0%} cached"
@@ -172,11 +161,19 @@ class LookAhead:
             f"slo: {work.rate:.3g} requests/s in {self._ahead_s[pool]:.3g} s ({present:.3g} now) "
             f"of {each}, measured load {ratio:.2g} x expected"
         )
+        if pool == "prefill" and not work.rate:
+            # The policy's min_replicas may be 0.
+            return Foreseen(0, f"{text} → 0")
         if isinstance(found, PoolSize):
             return Foreseen(found.workers, f"{text}, {latency} → {found.workers}")
         # No size keeps the latency. More workers than the load needs would not change that.
         size = max(1, least_size(self._load(pool, corrected, kind)))
         return Foreseen(size, f"{text}; {found} → {size} for the load alone")
+
+
+def with_rate(demand: Demand, rate: float) -> Demand:
+    """Returns the demand with another number of requests per second."""
+    return replace(demand, workload=replace(demand.workload, rate=rate, mean_rate=rate))
 
 
 def look_ahead(policy: AutoscalingPolicy | None, config: ClusterConfig) -> LookAhead | None:

@@ -5,20 +5,21 @@ the controller with the lease acts.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from autoscaler.lease import Lease
 from autoscaler.look_ahead import LookAhead
 from autoscaler.polling import poll_regularly
 from autoscaler.pool_sizes import decide_pools
-from autoscaler.scaling_policy import PoolState
+from autoscaler.scaling_policy import Foreseen, PoolState
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types.control_plane import Claim, ScalingDecision
-from kvrelay.types.workers import PoolName
+from kvrelay.types.control_plane import Claim, RouterLoad, ScalingDecision
+from kvrelay.types.workers import PoolName, WorkerInfo
 
 log = get_logger("autoscaler")
 
@@ -41,6 +42,8 @@ class Autoscaler:
         self._policy = policy
         self._lease = lease
         self._look_ahead = look_ahead
+        # The last error of the look-ahead; empty if it worked.
+        self._foresee_error = ""
         self._clock = clock or MonotonicClock()
         self._states: dict[PoolName, PoolState] = {}
 
@@ -66,13 +69,30 @@ class Autoscaler:
         async with self._lease.in_time():
             await self._decide(self._lease.claim())
 
+    def _foresee(
+        self, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad], now: float
+    ) -> Mapping[PoolName, Foreseen]:
+        """Returns the answers of the metric slo. An error in the figures of workers, routers and
+        profile leaves them unknown: the other metrics go on.
+        """
+        if self._look_ahead is None:
+            return {}
+        try:
+            found = self._look_ahead.foresee(workers, routers, now)
+        except Exception as error:
+            if repr(error) != self._foresee_error:
+                log.exception("look_ahead_failed")
+            self._foresee_error = repr(error)
+            return {}
+        self._foresee_error = ""
+        return found
+
     async def _decide(self, claim: Claim) -> None:
         workers = await self._registry.workers()
         routers = await self._registry.routers()
         desired = await self._registry.desired()
         now = self._clock.now()
-        ahead = self._look_ahead
-        foreseen = {} if ahead is None else ahead.foresee(workers, routers, now)
+        foreseen = self._foresee(workers, routers, now)
         seen = {
             pool: snapshot(pool, size, workers, routers, foreseen.get(pool))
             for pool, size in desired.items()

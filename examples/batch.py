@@ -24,7 +24,6 @@ AT_ONCE = 16
 async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
     """Answers numbered lines and writes the answers to `out`."""
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
-        await client.wait_ready()
 
         async def work() -> None:
             # The tasks share the iterator, so each task takes the next line.
@@ -50,8 +49,12 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python examples/batch.py PROMPTS.jsonl ANSWERS.jsonl")
-    with (
-        open(sys.argv[1], encoding="utf-8") as source,
-        open(sys.argv[2], "w", encoding="utf-8") as target,
-    ):
-        asyncio.run(answer_all(enumerate(source, 1), target))
+    try:
+        with (
+            open(sys.argv[1], encoding="utf-8") as source,
+            open(sys.argv[2], "w", encoding="utf-8") as target,
+        ):
+            asyncio.run(answer_all(enumerate(source, 1), target))
+    except OSError as error:
+        sys.exit(str(error))
+    print(f"The answers are in {sys.argv[2]}.")

@@ -12,7 +12,6 @@ def main() -> None:
     with kvrelay.Client(
         os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051"), retry=policy
     ) as client:
-        client.wait_ready()
         try:
             client.generate(
                 "A long story:", max_tokens=4000, ignore_eos=True, timeout=0.25

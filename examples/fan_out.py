@@ -13,7 +13,6 @@ REQUESTS = 100
 
 async def main() -> None:
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
-        await client.wait_ready()
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             answers = [

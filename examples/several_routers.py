@@ -22,7 +22,6 @@ def main() -> None:
     default = os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")
     targets = os.environ.get("KVRELAY_TARGETS", default).split(",")
     with kvrelay.Client(targets) as client:
-        client.wait_ready()
         whole = client.generate(PROMPT, max_tokens=24, seed=SEED).result()
         print(f"{len(whole.token_ids)} tokens in {whole.calls} calls: {whole.text}")
 

@@ -12,13 +12,15 @@ import kvrelay
 
 
 def main(prompt: str) -> None:
-    with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
-        client.wait_ready()
-        with client.generate(prompt, max_tokens=40, temperature=0.0) as stream:
-            for event in stream:
-                print(event.text, end="", flush=True)
-            # Returns at once, because the stream has ended.
-            answer = stream.result()
+    target = os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")
+    with (
+        kvrelay.Client(target) as client,
+        client.generate(prompt, max_tokens=40, temperature=0.0) as stream,
+    ):
+        for event in stream:
+            print(event.text, end="", flush=True)
+        # Returns at once, because the stream has ended.
+        answer = stream.result()
     print(
         f"\n\n{answer.finish_reason} after {answer.usage.completion_tokens} tokens, "
         f"{answer.path}: {answer.why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from kvrelay.cli.output_options import AsJson
 from kvrelay.cli.serve import Config, Model
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
+from kvrelay.models import has_tokenizer
+from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
@@ -32,9 +35,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration and this machine: the effective values, the memory of the workers, and
-    what `kvrelay serve` would refuse. Starts nothing.
+    everything that `kvrelay serve` would refuse. Starts nothing.
 
-    The ports must be free. While the cluster runs, its own ports are reported as in use.
+    The ports must be free. While a cluster runs, its own ports are reported as in use.
 
     Exits with 2 for a configuration that is not valid, and with 1 if this machine cannot run it.
 
@@ -43,7 +46,8 @@ def check(
     from kvrelay.config.config_file import load_config, load_policy
     from kvrelay.launch.largest_pools import largest_pools
     from kvrelay.launch.memory_plan import plan_memory
-    from kvrelay.launch.preflight import check_machine
+    from kvrelay.launch.preflight import machine_problems
+    from kvrelay.launch.redis_claim import check_redis
     from kvrelay.process.machine import Machine
 
     loaded = load_config(config, {} if model is None else {"model.path": model})
@@ -51,16 +55,16 @@ def check(
     pools = plan_memory(loaded, machine)
     policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
     largest = largest_pools(pools, policy)
-    problem = ""
+    problems = machine_problems(loaded)
     try:
-        check_machine(loaded, is_local=True)
+        asyncio.run(check_redis(loaded))
     except KvRelayError as error:
-        problem = error.message
+        problems.append(error.message)
     if as_json:
-        print(json.dumps(_document(loaded, pools, largest, machine, problem), indent=2))
+        print(json.dumps(_document(loaded, pools, largest, machine, problems), indent=2))
     else:
-        _print(loaded, pools, largest, machine, problem)
-    raise typer.Exit(1 if problem else 0)
+        _print(loaded, pools, largest, machine, problems)
+    raise typer.Exit(1 if problems else 0)
 
 
 def _document(
@@ -68,7 +72,7 @@ def _document(
     pools: tuple[PoolMemory, ...],
     largest: LargestPools,
     machine: Machine,
-    problem: str,
+    problems: list[str],
 ) -> dict[str, object]:
     return {
         "configuration": config.without_secrets(),
@@ -77,8 +81,9 @@ def _document(
             asdict(one) | {"kv_tokens": one.kv_tokens, "sequences": one.sequences} for one in pools
         ],
         "largest": asdict(largest),
-        "warning": _warning(config, largest, machine) or None,
-        "problem": problem or None,
+        "warning": " ".join(_warnings(config, largest, machine)) or None,
+        "problem": "; ".join(problems) or None,
+        "problems": problems,
     }
 
 
@@ -87,7 +92,7 @@ def _print(
     pools: tuple[PoolMemory, ...],
     largest: LargestPools,
     machine: Machine,
-    problem: str,
+    problems: list[str],
 ) -> None:
     import yaml
 
@@ -120,14 +125,35 @@ def _print(
             f"Largest pools that {Path(config.autoscaling).name} allows: {largest}; at most "
             f"{render.size(largest.num_bytes)} with their processes."
         )
-    if warning := _warning(config, largest, machine):
+    for warning in _warnings(config, largest, machine):
         console.print(f"Warning: {warning}")
     ports = ", ".join(f"{name} {getattr(config.listen, name)}" for name in ENDPOINTS)
     console.print(f"Listens on {ports}.")
-    console.print(f"Not ready: {problem}" if problem else "Ready to serve.")
+    for problem in problems:
+        console.print(f"Not ready: {problem}.")
+    if not problems:
+        console.print("Ready to serve.")
 
 
-def _warning(config: ClusterConfig, largest: LargestPools, machine: Machine) -> str:
+def _warnings(config: ClusterConfig, largest: LargestPools, machine: Machine) -> Iterator[str]:
+    """Yields what a cluster can start with, but is probably not meant."""
+    if text := _too_large(config, largest, machine):
+        yield text
+    for pool in POOLS:
+        threads = config.pool(pool).threads
+        if threads > machine.cores and not config.pool(pool).resources.num_gpus:
+            yield (
+                f"{pool}.threads is {threads}, and this machine has {machine.cores} cores; more "
+                "threads than cores slow a worker down."
+            )
+    if not has_tokenizer(config.model.path):
+        yield (
+            f"{config.model.path} has no tokenizer.json: the model takes token_ids and no text, "
+            "so text prompts, chats and stop strings are refused."
+        )
+
+
+def _too_large(config: ClusterConfig, largest: LargestPools, machine: Machine) -> str:
     """Says whether the largest pools exceed the memory of this machine. A GPU holds weights and KV
     of its worker, so the memory of the host says nothing about pools with GPUs.
     """

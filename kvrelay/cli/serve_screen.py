@@ -21,6 +21,7 @@ from rich.status import Status
 from kvrelay.cli.views import render
 from kvrelay.compiler.compiled import is_compiled
 from kvrelay.config.listen import ListenConfig
+from kvrelay.models import DEMO, TOKENIZER_FILE, has_tokenizer
 from kvrelay.types.workers import POOLS, PoolName
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ KERNELS = (_ROOT / "kvrelay" / "engine" / "native" / "kernels", _ROOT / "kv_tran
 _QUESTION = (
     '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0, '
     '"stream": true}'
+)
+_TOKENS = '{"prompt": [1, 2, 3], "max_tokens": 8, "return_token_ids": true}'
+_DEMO_NOTE = (
+    "It is a tiny model that tells children's stories: it shows the cluster, and knows nothing."
 )
 _PROMPT = (
     "There was once a shy little girl named Kira, who lived in a tree house in the forest. "
@@ -127,8 +132,10 @@ def next_steps(
     usual = ListenConfig()
     target = () if endpoints.grpc == usual.grpc else ("--target", endpoints.grpc)
     admin = () if endpoints.admin == usual.admin else ("--admin", endpoints.admin)
+    is_demo = config.model.path == DEMO
     steps = [
         f"{config.model.path} is served by {workers}.",
+        *([_DEMO_NOTE] if is_demo else []),
         "",
         f"Status page   {endpoints.http}/",
         f"Log           {log_file}",
@@ -137,6 +144,14 @@ def next_steps(
     ]
     if secured:
         steps.append("Clients need a token or certificates: see docs/guides/security.md")
+    elif not has_tokenizer(config.model.path):
+        steps += [
+            f"{config.model.path} has no {TOKENIZER_FILE}: clients send token ids, and get them:",
+            f"curl -s {endpoints.http}/v1/completions \\",
+            f"    -H 'content-type: application/json' -d {shlex.quote(_TOKENS)}",
+            "Pools and workers:",
+            shlex.join([*command, "status", *admin]),
+        ]
     else:
         steps += [
             "In another terminal, a prompt that takes both pools, with the time per phase:",

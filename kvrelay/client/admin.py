@@ -164,4 +164,4 @@ class AdminClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise with_hint(error_from_rpc(error, self.target)) from error
+            raise with_hint(error_from_rpc(error, self.target)) from None

@@ -70,9 +70,11 @@ class AsyncClient(BaseClient):
                 if not _task_cancelled():
                     self._raise_if_closed()
                 raise
-            except grpc.RpcError as error:
-                seconds = retry.failed(self._typed(error, retry.target), time.monotonic())
-                await self._pause.wait(seconds, lambda: self._closed)
+            except grpc.RpcError as seen:
+                error = self._typed(seen, retry.target)
+            # Outside of the handler, so that a traceback does not show gRPC's error too.
+            seconds = retry.failed(error, time.monotonic())
+            await self._pause.wait(seconds, lambda: self._closed)
 
     async def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled."""
@@ -186,7 +188,7 @@ class AsyncStream(BaseStream):
         except grpc.RpcError as error:
             # Raises Cancelled if `cancel` ended the call.
             self._finished()
-            raise client._typed(error, index) from error
+            raise client._typed(error, index) from None
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer was complete")
         return wire.response_from_proto(message)

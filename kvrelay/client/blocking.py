@@ -67,9 +67,11 @@ class Client(BaseClient):
                         wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                     )
                 )
-            except grpc.RpcError as error:
-                seconds = retry.failed(self._typed(error, retry.target), time.monotonic())
-                self._pause.wait(seconds, lambda: self._closed)
+            except grpc.RpcError as seen:
+                error = self._typed(seen, retry.target)
+            # Outside of the handler, so that a traceback does not show gRPC's error too.
+            seconds = retry.failed(error, time.monotonic())
+            self._pause.wait(seconds, lambda: self._closed)
 
     def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled."""
@@ -173,4 +175,4 @@ class Stream(BaseStream):
         except grpc.RpcError as error:
             # Raises Cancelled if `cancel` ended the call.
             self._finished()
-            raise client._typed(error, index) from error
+            raise client._typed(error, index) from None

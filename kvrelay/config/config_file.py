@@ -28,9 +28,11 @@ from kvrelay.types.workers import POOLS
 Config = TypeVar("Config", bound=BaseModel)
 KvSection = TypeVar("KvSection", KvConfig, PoolKvConfig)
 
-# Characters.
 # Characters of a profile; a longer file is none.
 _MAX_PROFILE = 2**20
+# Seconds of a step; less is a mistake.
+_LEAST_STEP_S = 1e-9
+# Characters of an error.
 _MAX_MESSAGE = 400
 
 # Command-line options that override a key. Errors name the option that the user typed.
@@ -133,8 +135,11 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
     if policy.profile is None:
         return None
     try:
+        # A pipe would be waited for.
+        if os.path.exists(policy.profile) and not os.path.isfile(policy.profile):
+            raise ConfigError(f"{policy.profile} is not a file")
         with open(policy.profile, encoding="utf-8") as file:
-            return Profile.parse(file.read(_MAX_PROFILE))
+            profile = Profile.parse(file.read(_MAX_PROFILE))
     except OSError as error:
         raise ConfigError(
             f"{policy.profile} cannot be read: {error.strerror}; write it with `kvrelay profile "
@@ -144,6 +149,11 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
         raise ConfigError(f"{policy.profile} is not UTF-8") from None
     except InvalidArgument as error:
         raise ConfigError(f"{policy.profile}: {error.message}") from None
+    if min(profile.costs.prefill_s(1), profile.costs.decode_s(1, 1)) < _LEAST_STEP_S:
+        raise ConfigError(
+            f"{policy.profile}: its steps take no time; write it again with `kvrelay profile`"
+        )
+    return profile
 
 
 def _absolute(paths: Any, folder: Path) -> Any:

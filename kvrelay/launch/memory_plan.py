@@ -95,6 +95,12 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
     model = read_config_json(folder)
     dtype = model_dtype(model, config.model.dtype)
     longest = longest_sequence(model, config.model.max_model_len)
+    wanted = config.model.max_model_len
+    if longest is not None and wanted is not None and wanted > longest:
+        raise ConfigError(
+            f"model.max_model_len: {wanted} is more than the {longest} tokens of the model's "
+            "context; set it to that or less, or leave it out"
+        )
     drafting = check_draft_files(config, resolved)
 
     def of(pool: PoolName) -> PoolMemory:

@@ -38,8 +38,8 @@ def _message(endpoint: str, address: str, held: dict[str, str], error: OSError) 
                 return f"listen.{endpoint}: {address} is listen.{holder} too{also}; {other}"
     reason = error.strerror or str(error)
     hint = {
-        errno.EADDRINUSE: "end the process that listens there, or set "
-        f"--{endpoint}-port to a free port or to 0",
+        errno.EADDRINUSE: "if a cluster runs already, use it or stop it; otherwise set "
+        f"listen.{endpoint} (--{endpoint}-port) to a free port or to 0",
         errno.EACCES: f"{other}; ports below 1024 need the capability CAP_NET_BIND_SERVICE",
     }.get(
         error.errno or 0,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
-from kvrelay.errors import ConfigError, Unavailable
+from kvrelay.errors import ConfigError, KvRelayError, Unavailable
 from kvrelay.launch.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.port_check import check_ports
 from kvrelay.process.machine import Machine
@@ -31,26 +33,45 @@ def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     is_local: the workers run on this machine only. Otherwise, the resources of the workers are
     checked where they start.
     """
-    if config.security.tokens_file is not None:
-        load_tokens(Path(config.security.tokens_file))
-    Credentials.internal(config.security, "router")
-    Credentials.public(config.security)
+    for check in _checks(config, is_local=is_local):
+        check()
+
+
+def machine_problems(config: ClusterConfig) -> list[str]:
+    """Returns everything that `check_machine` would raise, for workers on this machine."""
+    found = []
+    for check in _checks(config, is_local=True):
+        try:
+            check()
+        except KvRelayError as error:
+            found.append(error.message)
+    return found
+
+
+def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], object]]:
+    """Yields what raises a KvRelayError each. Raises the errors of `plan_memory`."""
+    security = config.security
+    if security.tokens_file is not None:
+        yield partial(load_tokens, Path(security.tokens_file))
+    yield partial(Credentials.internal, security, "router")
+    yield partial(Credentials.public, security)
     machine = Machine.here()
     pools = plan_memory(config, machine if is_local else None)
-    _check_kv(pools)
-    check_ports(config.listen)
-    _check_room(Path(_temporary_folder()), "set TMPDIR to another folder")
-    if is_local:
-        if config.decode.engine == "vllm":
-            check_version()
-        Credentials.internal(config.security, "worker")
-        _check_room(SHORT_PARENT, "Ray keeps its sockets and logs there")
-        check_shared_memory(_SHARED_MEMORY)
-        _check_pools(config, machine.memory_bytes)
-        _check_memory(config, pools, machine.memory_bytes)
-        for one in pools:
-            _check_tiers(one)
-        _check_gpus(config, machine)
+    yield partial(_check_kv, pools)
+    yield partial(check_ports, config.listen)
+    yield _check_temporary_folder
+    if not is_local:
+        return
+    if config.decode.engine == "vllm":
+        yield check_version
+    yield partial(Credentials.internal, security, "worker")
+    yield partial(_check_room, SHORT_PARENT, "Ray keeps its sockets and logs there")
+    yield partial(check_shared_memory, _SHARED_MEMORY)
+    yield partial(_check_pools, config, machine.memory_bytes)
+    yield partial(_check_memory, config, pools, machine.memory_bytes)
+    for one in pools:
+        yield partial(_check_tiers, one)
+    yield partial(_check_gpus, config, machine)
 
 
 def _check_kv(pools: tuple[PoolMemory, ...]) -> None:
@@ -91,13 +112,15 @@ def _check_pools(config: ClusterConfig, total: int) -> None:
         )
 
 
-def _temporary_folder() -> str:
+def _check_temporary_folder() -> None:
+    """Raises ConfigError or Unavailable if there is no folder for temporary files, or no room."""
     try:
-        return tempfile.gettempdir()
+        folder = tempfile.gettempdir()
     except OSError as error:
         raise ConfigError(
             f"TMPDIR: {error.strerror}; set TMPDIR to a folder with write access"
         ) from None
+    _check_room(Path(folder), "set TMPDIR to another folder")
 
 
 def _check_room(folder: Path, hint: str) -> None:

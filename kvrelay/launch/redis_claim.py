@@ -21,18 +21,27 @@ async def claim_redis(config: ClusterConfig) -> None:
 
     Raises Unavailable if Redis does not answer, and ConfigError if the earlier cluster still runs.
     """
+    async with await _connected(config) as registry:
+        await _check_alone(registry)
+        await registry.set_desired(
+            {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        )
+
+
+async def check_redis(config: ClusterConfig) -> None:
+    """Raises Unavailable if the Redis of the configuration does not answer."""
+    if config.redis.url != "embedded":
+        await (await _connected(config)).close()
+
+
+async def _connected(config: ClusterConfig) -> Registry:
     try:
-        connected = await Registry.connect(config.redis.url)
+        return await Registry.connect(config.redis.url)
     except Unavailable as error:
         reason = error.message.rstrip(". ")
         raise Unavailable(
             f"redis.url: {reason}; start a Redis there, or set redis.url: embedded"
         ) from None
-    async with connected as registry:
-        await _check_alone(registry)
-        await registry.set_desired(
-            {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
-        )
 
 
 async def _check_alone(registry: Registry) -> None:

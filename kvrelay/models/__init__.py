@@ -8,6 +8,7 @@ from pathlib import Path
 from kvrelay.errors import NotFound
 
 DEMO = "demo"
+TOKENIZER_FILE = "tokenizer.json"
 _DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -46,3 +47,10 @@ def local_folder(path: str) -> str:
     from kvrelay.models.hub import configuration_folder
 
     return str(configuration_folder(path))
+
+
+def has_tokenizer(path: str) -> bool:
+    """Whether a model has a tokenizer. Without one, it serves token ids and no text. Downloads the
+    tokenizer of a hub id if it is not cached. Raises NotFound.
+    """
+    return (Path(local_folder(resolve_model(path))) / TOKENIZER_FILE).is_file()

@@ -196,8 +196,8 @@ class SimulatedRouter:
             failed=self.failed,
             ttft_p95_ms=self._p95_ms(self._ttft),
             itl_p95_ms=self._p95_ms(self._itl),
-            admitted=dispatcher.admitted,
-            recent=dispatcher.recent,
+            begun=dispatcher.recent.begun,
+            recent=dispatcher.recent.sample(self._agenda.now),
         )
 
     def _p95_ms(self, events: deque[tuple[float, float]]) -> float | None:

@@ -43,7 +43,7 @@ _FREE_TEXT = {"reason", "integrity_error", "certificate_note", "error", "refused
 _INT64 = {
     "epoch",
     "preemptions",
-    "admitted",
+    "begun",
     "finished",
     "failed",
     "hits",

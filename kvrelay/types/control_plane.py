@@ -63,9 +63,13 @@ class ScalingDecision:
     reason: str
 
 
+# Requests of which a router reports the tokens.
+RECENT = 64
+
+
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The tokens of a finished request."""
+    """The tokens of a request that has left its workers."""
 
     prompt_tokens: int
     # Prompt tokens that were not computed.
@@ -99,7 +103,7 @@ class RouterLoad:
     certificate_note: str = ""
     # Protocol version of the router.
     protocol: int = 0
-    # Requests that the router has admitted since its start.
-    admitted: int = 0
-    # The last finished requests, oldest first.
+    # Requests that have begun on a worker since the router's start.
+    begun: int = 0
+    # A sample of the last requests that have left their workers, at most RECENT.
     recent: tuple[RequestShape, ...] = ()

@@ -50,7 +50,7 @@ __all__ = [
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["ClusterService"].full_name
 _LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad) if field.name != "tiers")
 # Only the autoscaler needs these fields.
-_NOT_SENT = {"admitted", "recent"}
+_NOT_SENT = {"begun", "recent"}
 _ROUTER_FIELDS = tuple(one.name for one in fields(RouterLoad) if one.name not in _NOT_SENT)
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _CONTROLLER_STATES: tuple[ControllerState, ...] = get_args(ControllerState)

@@ -24,7 +24,6 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types.control_plane import RequestShape
 from kvrelay.types.workers import WorkerInfo
 from router.core.admission import Admission
 from router.core.effects import Effect, Notice, Send
@@ -33,6 +32,7 @@ from router.core.model_versions import check_model, model_gone_error, model_is_g
 from router.core.placement import Placement
 from router.core.prefixes.prefix_index import PrefixIndex
 from router.core.queueing.fair_queue import Share, Ticket
+from router.core.recent_requests import RecentRequests
 from router.core.request import Request
 from router.core.request_record import Entry
 from router.core.request_table import Requests
@@ -77,8 +77,6 @@ class Dispatcher:
         self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
         self._placement = Placement(config, requests, self.admission)
         self._numbers = count(1)
-        # Requests so far.
-        self.admitted = 0
         self._renew_at = 0.0
         self.quarantine = Quarantine()
         self.retries = RetryBudget()
@@ -111,9 +109,9 @@ class Dispatcher:
         return self._queue.tokens
 
     @property
-    def recent(self) -> tuple[RequestShape, ...]:
-        """The tokens of the last requests that finished, oldest first."""
-        return tuple(self._requests.recent)
+    def recent(self) -> RecentRequests:
+        """The requests that have begun on a worker, and the tokens of the last ones."""
+        return self._requests.recent
 
     @property
     def prompts_wait(self) -> bool:
@@ -175,7 +173,6 @@ class Dispatcher:
         if request.complete is None and not self._placement.overtakes(entry, now):
             effects = self._make_room(request, share, now)
         self._entries[request.request_id] = entry
-        self.admitted += 1
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self.pump(now)

@@ -4,20 +4,16 @@ Pure.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import count
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.types.control_plane import RequestShape
 from router.core.effects import Effect
 from router.core.path_policy import Assignment
 from router.core.queueing.fair_queue import FairQueue
+from router.core.recent_requests import RecentRequests
 from router.core.request_record import Entry
 from router.core.throughput import Throughput
 from router.core.workers.worker_table import Workers
-
-# Finished requests whose lengths are kept for the autoscaler.
-RECENT = 64
 
 
 class Requests:
@@ -30,8 +26,7 @@ class Requests:
         self.workers = Workers(config)
         self.queue = FairQueue()
         self.throughput = Throughput()
-        # The last requests that finished.
-        self.recent: deque[RequestShape] = deque(maxlen=RECENT)
+        self.recent = RecentRequests()
         # Whether a request has left its workers, or a prefill worker has ended a prompt, since the
         # last run of the queue.
         self.freed = False
@@ -55,6 +50,7 @@ class Requests:
             entry.begun = now
             entry.share.charge(entry.ticket.tokens)
             self.throughput.left_queue()
+            self.recent.begun += 1
         if entry.preempted_at is not None:
             entry.begun += now - entry.preempted_at
             entry.preempted_at = None
@@ -87,6 +83,8 @@ class Requests:
         elif life.ended:
             self.queue.remove(request_id)
             self.entries.pop(request_id, None)
+            if entry.begun is not None:
+                self.recent.ended(life, now)
             if (
                 life.state == "finished"
                 and life.last_assignment is not None
@@ -96,13 +94,11 @@ class Requests:
                 if life.path == "local" or life.handoff is not None:
                     # The next turn of the conversation may reuse these blocks.
                     self.workers.remember(life.last_assignment.decode, entry.blocks)
-                prompt, output = len(life.request.token_ids), len(life.tokens)
-                self.recent.append(RequestShape(prompt, life.cached_tokens, output))
                 resumed, most = len(life.request.resume), life.request.planned_tokens
                 self.throughput.finished(
                     now - entry.begun,
-                    prompt,
-                    output - resumed,
+                    len(life.request.token_ids),
+                    len(life.tokens) - resumed,
                     None if most is None else most - resumed,
                 )
         return effects

@@ -145,8 +145,8 @@ class Text:
         self._threads.close()
 
     def fewest_tokens(self, text: str) -> int:
-        """Returns a lower bound on the text's number of tokens, without tokenizing. Raises NotFound
-        without a tokenizer.
+        """Returns a lower bound on the text's number of tokens, without tokenizing. Raises
+        InvalidArgument without a tokenizer.
         """
         return self._needed().fewest_tokens(text)
 
@@ -160,9 +160,9 @@ class Text:
     ) -> tuple[int, ...]:
         """Returns the token ids of the text.
 
-        Raises NotFound without a tokenizer, ResourceExhausted if the tenant has too much text in
-        progress, and InvalidArgument for `field` if a long text is over the bound. The bound is
-        checked before the tokenization where possible.
+        Raises ResourceExhausted if the tenant has too much text in progress, and InvalidArgument
+        without a tokenizer, or for `field` if a long text is over the bound. The bound is checked
+        before the tokenization where possible.
         """
         tokenizer = self._needed()
         if len(text) <= INLINE:
@@ -192,9 +192,10 @@ class Text:
         """Renders a conversation with the model's chat template and returns the token ids. The
         template writes the special tokens itself.
 
-        Raises InvalidArgument with the template's own message, NotFound without a template or
-        tokenizer, and the errors of `encode`.
+        Raises InvalidArgument with the template's own message, NotFound without a template,
+        and the errors of `encode`.
         """
+        self._needed()
         if not self._renderers:
             raise NotFound(
                 "this model has no chat template; send a prompt instead of messages",
@@ -206,8 +207,8 @@ class Text:
         )
 
     async def decode(self, token_ids: Sequence[int], tenant: Tenant = ANONYMOUS) -> str:
-        """Returns the text of the token ids. Raises NotFound without a tokenizer, and the errors of
-        `encode`.
+        """Returns the text of the token ids. Raises InvalidArgument without a tokenizer, and the
+        errors of `encode`.
         """
         tokenizer = self._needed()
         if len(token_ids) <= INLINE:
@@ -247,22 +248,24 @@ class Text:
         return self._tokenizer.decode(token_ids, skip_special=False)
 
     def spell(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns each token's spelling in the vocabulary. Raises NotFound without a tokenizer."""
+        """Returns each token's spelling in the vocabulary. Raises InvalidArgument without a
+        tokenizer.
+        """
         return self._needed().spell(token_ids)
 
     def open_stream(
         self, stop: tuple[str, ...], prompt: Sequence[int], markers: Sequence[str] = ()
     ) -> TokenSink:
         """Returns the detokenizer of one answer. `markers`: special tokens that appear in the text.
-        Raises NotFound for stop strings without a tokenizer.
+        Raises InvalidArgument for stop strings without a tokenizer.
         """
         if self._tokenizer is None and not stop:
             return _NoText()
         return TextStream(self._needed(), stop, prompt, markers)
 
     def open_offsets(self, prompt: Sequence[int]) -> TokenOffsets:
-        """Returns the offsets of one answer's tokens in its text. Raises NotFound without a
-        tokenizer.
+        """Returns the offsets of one answer's tokens in its text. Raises
+        InvalidArgument without a tokenizer.
         """
         return TokenOffsets(self._needed(), prompt)
 
@@ -302,8 +305,9 @@ class Text:
 
     def _needed(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise NotFound(
-                "this model has no tokenizer; send token_ids, and no stop strings", field="prompt"
+            raise InvalidArgument(
+                "this model has no tokenizer; send token ids as the prompt, and no stop strings",
+                field="prompt",
             )
         return self._tokenizer
 

@@ -72,8 +72,8 @@ class Heartbeat:
                 dict.fromkeys(note for one in self._certificates if (note := one.trouble()))
             ),
             protocol=VERSION,
-            admitted=dispatcher.admitted,
-            recent=dispatcher.recent,
+            begun=dispatcher.recent.begun,
+            recent=dispatcher.recent.sample(now),
         )
 
     async def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 from autoscaler.arrivals import Arrivals
 from kvrelay.types.control_plane import RouterLoad
 
-WINDOW_S, AHEAD_S = 30.0, 20.0
+WINDOW_S, AHEAD_S, GAP_S = 30.0, 20.0, 60.0
 Count = Callable[[float], int]
 
 
 def seen(count: Count, end: float, step: float = 1.0, routers: int = 1) -> Arrivals:
     """Arrivals that saw the counts of equal routers until `end`."""
-    arrivals, now = Arrivals(WINDOW_S), 0.0
+    arrivals, now = Arrivals(WINDOW_S, GAP_S), 0.0
     while now <= end:
-        loads = [RouterLoad(f"router-{n}", admitted=count(now)) for n in range(routers)]
+        loads = [RouterLoad(f"router-{n}", begun=count(now)) for n in range(routers)]
         arrivals.seen(loads, now)
         now += step
     return arrivals
@@ -57,10 +58,10 @@ def test_a_falling_load_is_not_expected_to_fall() -> None:
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 50.0])
 def test_noise_is_seldom_a_trend(rate: float) -> None:
-    rng, arrivals, total, found = random.Random(7), Arrivals(WINDOW_S), 0, []
+    rng, arrivals, total, found = random.Random(7), Arrivals(WINDOW_S, GAP_S), 0, []
     for now in range(4000):
         total += poisson(rng, rate)
-        arrivals.seen([RouterLoad("router-0", admitted=total)], float(now))
+        arrivals.seen([RouterLoad("router-0", begun=total)], float(now))
         found.append(arrivals.rate(AHEAD_S) or 0.0)
     assert sum(found) / len(found) == pytest.approx(rate, rel=0.15)
     assert sum(one > 1.8 * rate + 1 for one in found) < 0.02 * len(found)
@@ -74,44 +75,80 @@ def poisson(rng: random.Random, mean: float) -> int:
 
 
 def test_a_rate_needs_some_seconds() -> None:
-    arrivals = Arrivals(WINDOW_S)
+    arrivals = Arrivals(WINDOW_S, GAP_S)
     assert arrivals.rate() is arrivals.recent_rate(10) is None
-    arrivals.seen([RouterLoad("router-0", admitted=1000)], 0.0)
-    assert arrivals.rate() is arrivals.recent_rate(10) is None
-    arrivals.seen([RouterLoad("router-0", admitted=1010)], 2.0)
-    assert arrivals.rate() is None
-    assert arrivals.recent_rate(10) == 5
-    arrivals.seen([RouterLoad("router-0", admitted=1030)], 6.0)
+    for now, begun in ((0.0, 1000), (4.0, 1020), (8.0, 1040)):
+        arrivals.seen([RouterLoad("router-0", begun=begun)], now)
+        assert arrivals.rate() is arrivals.recent_rate(10) is None
+    arrivals.seen([RouterLoad("router-0", begun=1060)], 12.0)
     assert arrivals.rate() == pytest.approx(5)
+    assert arrivals.recent_rate(10) == pytest.approx(5)
 
 
-def test_routers_that_come_go_and_start_again_are_no_arrivals() -> None:
-    arrivals = Arrivals(WINDOW_S)
-    steps = [
-        {"a": 10**6},
-        {"a": 10**6 + 10, "b": 5000},
-        {"a": 10**6 + 20, "b": 5000},
-        {"b": 5010},
+def load(begun: int, waiting: int = 0, at_limit: int = 0, name: str = "a") -> RouterLoad:
+    return RouterLoad(name, begun=begun, waiting=waiting, waiting_at_limit=at_limit)
+
+
+def test_requests_that_wait_count_and_those_that_leave_the_queue_do_not() -> None:
+    arrivals = Arrivals(WINDOW_S, GAP_S)
+    for now, one in ((0.0, load(0)), (10.0, load(10, 90)), (20.0, load(20, 0))):
+        arrivals.seen([one], now)
+    # 80 were cancelled.
+    assert arrivals.rate() == pytest.approx(1)
+
+
+def test_requests_that_a_limit_holds_back_do_not_count() -> None:
+    arrivals = Arrivals(WINDOW_S, GAP_S)
+    for now in range(0, 30, 2):
+        arrivals.seen([load(now, 50 * now, 50 * now)], float(now))
+    assert arrivals.rate() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
         # It has started again.
-        {"b": 0, "a": 10**7},
-        {"b": 10, "a": 10**7},
-    ]
-    for number, counts in enumerate(steps):
-        arrivals.seen(
-            [RouterLoad(name, admitted=one) for name, one in counts.items()], 2.0 * number
-        )
-    assert arrivals.recent_rate(10) == pytest.approx(40 / 10)
+        [load(0)],
+        # Another router serves, too, or one less.
+        [load(100), load(10**6, name="b")],
+        [load(10**6, name="b")],
+    ],
+)
+def test_what_nobody_saw_is_no_arrival(after: list[RouterLoad]) -> None:
+    arrivals = Arrivals(WINDOW_S, GAP_S)
+    for now in range(20):
+        arrivals.seen([load(5 * now)], float(now))
+    arrivals.seen(after, 20.0)
+    assert arrivals.rate() is None
+    for now in range(21, 40):
+        more = 3 * (now - 20)
+        arrivals.seen([replace(one, begun=one.begun + more) for one in after], float(now))
+    assert arrivals.rate(AHEAD_S) == pytest.approx(3 * len(after))
+
+
+@pytest.mark.parametrize("sees_nobody", [False, True])
+def test_an_outage_is_no_rise(sees_nobody: bool) -> None:
+    """Redis was away. Routers come back into it after a while."""
+    arrivals = Arrivals(WINDOW_S, gap_s=15.0)
+    for now in range(60):
+        arrivals.seen([load(40 * now)], float(now))
+    for now in range(120, 180):
+        arrivals.seen([] if sees_nobody and now < 125 else [load(40 * now)], float(now))
+        rate = arrivals.rate(AHEAD_S)
+        assert rate is None or rate == pytest.approx(40, rel=0.01)
+    assert rate is not None
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.integers(0, 2**63 - 1)), min_size=1, max_size=200))
 def test_any_counts_give_a_rate_and_a_bounded_memory(steps: list[tuple[float, int]]) -> None:
-    arrivals, now = Arrivals(WINDOW_S), 0.0
+    arrivals, now = Arrivals(WINDOW_S, GAP_S), 0.0
     times = []
     for seconds, count in steps:
         now += seconds
         times.append(now)
-        arrivals.seen([RouterLoad("router-0", admitted=count)], now)
+        arrivals.seen([RouterLoad("router-0", begun=count)], now)
         rate = arrivals.rate(AHEAD_S)
         assert rate is None or 0 <= rate < float("inf")
+    assert all(one[1] >= 0 for one in arrivals._counts)
     longest = max(after - before for before, after in pairwise([0, *times]))
     assert all(at >= now - WINDOW_S - longest for at, _ in arrivals._counts)

@@ -22,7 +22,7 @@ def test_a_rising_load(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = look_ahead.profile(start_s=30)
     lengths = look_ahead.drawn(500, seed=0)
     waits, looks = (
-        look_ahead.run(name, "rising", worker, 10, lengths, seed=0)
+        look_ahead.run(name, "rising", worker, 20, lengths, seed=0)
         for name in ("queue-depth", "look-ahead")
     )
     assert met(looks) > met(waits) + 0.05
