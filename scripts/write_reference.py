@@ -85,6 +85,8 @@ def comments(text: str) -> dict[str, str]:
             indent = len(match["indent"])
             path = [*(one for one in path if one[0] < indent), (indent, match["key"])]
             words = " ".join(one for one in block if not one.startswith("  "))
+            # The example itself is left out.
+            words = re.sub(r" An example:$", "", words)
             words = re.sub(r":$", ".", words)
             found[".".join(key for _, key in path)] = words
             block = []

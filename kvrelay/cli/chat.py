@@ -14,7 +14,7 @@ from rich.console import Console
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.generate import Model, Seed, Target, Temperature
 from kvrelay.cli.views import render
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import InvalidArgument, KvRelayError
 
 if TYPE_CHECKING:
     from kvrelay.client import Client, Completion
@@ -65,7 +65,13 @@ def chat(
     with kvrelay.Client(
         target.split(","), token=connection.token(), tls=connection.tls()
     ) as client:
-        served = ", ".join(one.id for one in client.models())
+        models = [one.id for one in client.models()]
+        if model is not None and model not in models:
+            raise InvalidArgument(
+                f"--model: {model!r:.80} is not served; served are {', '.join(models)}",
+                field="model",
+            )
+        served = ", ".join(models)
         options: GenerateOptions = {
             "model": model,
             "max_tokens": max_tokens,
@@ -126,6 +132,9 @@ class Conversation:
         return True
 
     def _send_file(self, name: str) -> None:
+        if not name:
+            self._note("/file needs the path of a text file.")
+            return
         try:
             self._ask(Path(name).expanduser().read_text(encoding="utf-8"))
         except UnicodeDecodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -93,6 +94,16 @@ def root(
         typer.echo(context.get_help())
 
 
+# Words of libraries, and what replaces them.
+_NOISE = (
+    (r"Input should be a valid number, unable to parse string as a number", "it must be a number"),
+    (
+        r"Input should be a valid integer, unable to parse string as an integer",
+        "it must be a whole number",
+    ),
+)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code: 2 for bad usage, 1 for a failure in the
     cluster.
@@ -102,7 +113,10 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "kvrelay"
-        return _fail(2, f"{cast(Any, error).format_message().rstrip('.')}; see {where} --help")
+        message = cast(Any, error).format_message().rstrip(".")
+        for noise, said in _NOISE:
+            message = re.sub(noise, said, message)
+        return _fail(2, f"{message}; see {where} --help")
     except KvRelayError as error:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)

@@ -77,7 +77,13 @@ class BaseClient:
         token: str | None = None,
         tls: Tls = False,
     ) -> None:
-        self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
+        given = (targets,) if isinstance(targets, str) else targets
+        if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+            raise InvalidArgument(
+                f"targets is {targets!r:.60}; give HOST:PORT as text, or several in a list",
+                field="targets",
+            )
+        self.targets = tuple(given)
         if not self.targets:
             raise InvalidArgument(
                 "targets is empty; give HOST:PORT of at least one router", field="targets"

@@ -97,12 +97,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         match name:
             case "messages":
-                return tuple(
-                    ChatMessage(one["role"], one["content"])
-                    if isinstance(one, Mapping)
-                    else ChatMessage(*one)
-                    for one in value
-                )
+                return tuple(map(_message, value))
             case "slo" if isinstance(value, Mapping):
                 return Slo(**value)
             case "guidance" if not isinstance(value, Guidance):
@@ -115,6 +110,18 @@ def _plain(name: str, value: Any) -> Any:
                 return tuple(value) if name in _SEQUENCES else value
     except (AttributeError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{name}: {value!r:.80} is invalid: {error}", field=name) from error
+
+
+def _message(one: Any) -> ChatMessage:
+    match one:
+        case {"role": str(role), "content": str(content)} | (str(role), str(content)):
+            return ChatMessage(role, content)
+        case ChatMessage():
+            return one
+    raise TypeError(
+        'each message must be {"role": "user", "content": "text"} or ("user", "text"), '
+        f"not {one!r:.60}"
+    )
 
 
 def _guidance(

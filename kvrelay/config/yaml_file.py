@@ -46,6 +46,8 @@ class YamlFile:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark is not None else 1
             problem = ", ".join(part for part in (error.context, error.problem) if part)
+            if r"'\t' that cannot start any token" in problem:
+                problem = "a tab; YAML wants spaces before a key and after its colon"
             raise ConfigError(f"{path}:{line}: {problem[:300]}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1

@@ -15,6 +15,14 @@ MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
 
 
+# protobuf's words, and what they mean.
+_WORDS = (
+    ("bad argument type for built-in operation", "it must be text"),
+    ("cannot be interpreted as an integer", "it must be a whole number"),
+    ("must be real number", "it must be a number"),
+)
+
+
 def to_message(kind: type[MessageT], value: object, **converted: Any) -> MessageT:
     """Builds a message that has the fields of the dataclass. `converted` replaces the values of
     fields whose types differ. None leaves a field unset.
@@ -53,7 +61,7 @@ def set_field(message: Message, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name}: {value!r:.80}: {error}", field=name) from error
+        raise InvalidArgument(f"{name}: {value!r:.80}: {_said(error)}", field=name) from error
 
 
 def extend_field(message: Message, name: str, values: object) -> None:
@@ -61,4 +69,13 @@ def extend_field(message: Message, name: str, values: object) -> None:
     try:
         getattr(message, name).extend(values)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name}: {error}", field=name) from error
+        raise InvalidArgument(f"{name}: {_said(error)}", field=name) from error
+
+
+def _said(error: Exception) -> str:
+    """Returns what protobuf says about a value of the wrong type, in words for users."""
+    text = str(error)
+    for words, said in _WORDS:
+        if words in text:
+            return said
+    return text

@@ -154,10 +154,12 @@ def assign(
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
     reason, why, load = _explain(prefill, num_tokens, config.policy)
-    why = (
-        f"{uncached} uncached prompt tokens are not below "
-        f"local_below_tokens={config.local_below_tokens}; {why}"
-    )
+    if reason == "least_loaded":
+        # It says which worker, but not why there.
+        why = (
+            f"{uncached} uncached prompt tokens reach "
+            f"local_below_tokens={config.local_below_tokens}; {why}"
+        )
     if better is not None:
         reason, load = "slo_itl", _figures(better)
         why = f"on {decode.worker_id} it is predicted to miss slo.ttft_ms or slo.itl_ms"

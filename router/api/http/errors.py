@@ -117,7 +117,7 @@ def _no_route(request: Request, error: HTTPException) -> str:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"{path} does not accept {request.method[:_MAX_METHOD]}; use {allowed}"
-    near = get_close_matches(path, [route.path for route in request.app.routes], n=1)
+    near = get_close_matches(path, [route.path for route in request.app.routes], n=1, cutoff=0.75)
     advice = f"did you mean {near[0]}?" if near else "/openapi.json lists what does"
     return f"{path} does not exist; {advice}"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -51,6 +52,14 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 
+# Fields of other paths, as people mix them up.
+_ELSEWHERE = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class OtherFields:
     """The fields of a dialect that kvrelay does not support."""
@@ -62,8 +71,10 @@ class OtherFields:
     # What to do instead.
     refused: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, name: str, value: object) -> None:
-        """Raises the error of a field that is not in the dialect's model."""
+    def check(self, name: str, value: object, known: Collection[str] = ()) -> None:
+        """Raises the error of a field that is not in the dialect's model. `known`: the fields that
+        are.
+        """
         if name in self.ignored or value is None:
             return
         if name in _FORBIDDEN:
@@ -73,8 +84,12 @@ class OtherFields:
         if name in self.refused:
             raise InvalidArgument(f"{name} is not supported; {self.refused[name]}", field=name)
         if name not in self.only:
+            near = get_close_matches(name[:60], known, n=1, cutoff=0.7)
+            advice = f"did you mean {near[0]}?" if near else "leave it out"
+            if name in _ELSEWHERE:
+                advice = f"send it to {_ELSEWHERE[name]}"
             raise InvalidArgument(
-                f"{name[:60]!r} is not a field that is known here; leave it out", field=name[:60]
+                f"{name[:60]!r} is not a field that is known here; {advice}", field=name[:60]
             )
         if value not in self.only[name]:
             allowed = "".join(f", or give {json.dumps(one)}" for one in self.only[name])
@@ -86,7 +101,7 @@ def validated(model: type[M], body: Mapping[str, Any], others: OtherFields) -> M
     fields = model.model_fields
     for name, value in body.items():
         if name not in fields:
-            others.check(name, value)
+            others.check(name, value, fields)
     try:
         return model.model_validate(body)
     except ValidationError as error:

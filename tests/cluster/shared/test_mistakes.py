@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -43,11 +45,18 @@ MISTAKES = [
     ("generate hi --target {grpc} --model gpt-4", 1, "this cluster serves 'demo'"),
     ("generate hi --target {grpc} --max-tokens 99999", 2, "set max_tokens to at most"),
     ("generate hi --target {grpc} --temperature -1", 2, "allowed is 0 to 100"),
+    ("generate hi --temperature hot", 2, "it must be a number"),
+    ("serve --prefill two", 2, "it must be a whole number"),
+    ("chat --target {grpc} --model gpt-4", 2, "--model: 'gpt-4' is not served; served are demo"),
     ("generate", 2, "give PROMPT, - for stdin, or --file FILE"),
     ("generate --file {junk}x", 2, "cannot be read: No such file"),
     ("genrate hi", 2, "Did you mean 'generate'?"),
     ("serve --prefil 2", 2, "--prefill"),
-    ("serve --grpc-port {grpc_port}", 2, "end the process that listens there, or set --grpc-port"),
+    (
+        "serve --grpc-port {grpc_port}",
+        2,
+        "if a cluster runs already, use it or stop it; otherwise set listen.grpc (--grpc-port)",
+    ),
     ("serve --model {junk}", 2, "it is a file, not a folder"),
     ("serve --config {junk}x", 2, "cannot be read: No such file"),
     ("scale --admin {admin} prefil=2", 2, "give prefill=N or decode=N"),
@@ -127,6 +136,35 @@ def test_the_sdk_names_the_bad_argument(tmp_path: Path) -> None:
         kvrelay.Client("127.0.0.1:1", tls=str(tmp_path / "none.pem"))
     with pytest.raises(kvrelay.InvalidArgument, match="without http://"):
         kvrelay.Client("http://127.0.0.1:1")
+    with pytest.raises(kvrelay.InvalidArgument, match="targets is 50051; give HOST:PORT as text"):
+        kvrelay.Client(50051)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt: .*: it must be text"),
+        ({"prompt": "a", "max_tokens": "3"}, "max_tokens: '3': it must be a whole number"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature: 'hot': it must be a number"),
+        ({"token_ids": "abc"}, "token_ids: it must be a whole number"),
+        ({"messages": "hi"}, 'each message must be {"role": "user", "content": "text"} or'),
+        ({"messages": [{"rol": "user"}]}, 'each message must be {"role": "user"'),
+    ],
+)
+def test_the_sdk_names_the_bad_option(options: dict[str, Any], words: str) -> None:
+    with kvrelay.Client("127.0.0.1:1") as client, pytest.raises(kvrelay.InvalidArgument) as caught:
+        client.generate(**options).result()
+    assert re.search(words, str(caught.value))
+
+
+def test_an_error_of_the_sdk_is_one_traceback() -> None:
+    policy = kvrelay.RetryPolicy(max_attempts=1)
+    with kvrelay.Client("127.0.0.1:1", retry=policy) as client:
+        for call in (client.models, client.generate("hi").result):
+            with pytest.raises(kvrelay.Unavailable) as caught:
+                call()
+            assert caught.value.__cause__ is None
+            assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(
@@ -137,6 +175,7 @@ def test_the_sdk_names_the_bad_argument(tmp_path: Path) -> None:
         ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
         ("GET", "/%00%ff" + "y" * 3000, "/openapi.json lists what does"),
         ("GET", "/v1/completions", "/v1/completions does not accept GET; use POST"),
+        ("POST", "/v1/embeddings", "/openapi.json lists what does"),
     ],
 )
 async def test_a_path_that_does_not_exist(
@@ -151,3 +190,26 @@ async def test_a_path_that_does_not_exist(
     message = json.load(caught.value)["error"]["message"]
     assert words in message
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_token": 3}, "did you mean max_tokens?"),
+        ("/v1/completions", {"messages": []}, "send it to /v1/chat/completions"),
+        ("/v1/chat/completions", {"prompt": "a", "messages": []}, "send it to /v1/completions"),
+        ("/v1/completions", {"prompt": "a", "colour": 3}, "leave it out"),
+    ],
+)
+async def test_a_field_that_is_not_known(
+    path: str, body: dict[str, Any], words: str, cluster: RunningCluster
+) -> None:
+    request = Request(
+        cluster.local.endpoints.http + path,
+        json.dumps({"model": "demo", **body}).encode(),
+        {"content-type": "application/json"},
+    )
+    with pytest.raises(HTTPError) as caught:
+        await asyncio.to_thread(urlopen, request, timeout=60)
+    assert caught.value.code == 400
+    assert words in json.load(caught.value)["error"]["message"]

@@ -17,6 +17,7 @@ import kvrelay
 from kvrelay.cli.main import run
 from kvrelay.config.config_file import load_config
 from kvrelay.config.redis_url import without_password
+from kvrelay.models import resolve_model
 from kvrelay.process.machine import Machine
 
 Output = pytest.CaptureFixture[str]
@@ -87,12 +88,52 @@ def test_a_port_in_use_or_given_twice_is_found(tmp_path: Path, capsys: Output) -
         listen = FREE_PORTS.replace("http: 127.0.0.1:0", f"http: {address}")
         found = problem(listen)
         assert found.startswith(f"listen.http: cannot listen on {address}: ")
-        assert "end the process that listens there, or set --http-port" in found
+        assert "if a cluster runs already, use it or stop it; otherwise set listen.http" in found
     # On one port, also if the two addresses only mean the same.
     for admin in (address, address.replace("127.0.0.1", "localhost")):
         found = problem(listen.replace("admin: 127.0.0.1:0", f"admin: {admin}"))
         assert found.startswith(f"listen.admin: {admin} is listen.http too")
         assert "--admin-port" in found
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("model: {max_model_len: 100000}", "model.max_model_len: 100000 is more than the 4096"),
+        ("redis: {url: 'redis://127.0.0.1:1'}", "redis.url: Redis at 127.0.0.1:1: Error"),
+    ],
+)
+def test_what_serve_would_refuse(tmp_path: Path, capsys: Output, config: str, words: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{FREE_PORTS}{config}\n")
+    assert run(["check", "-c", str(file)]) in (1, 2)
+    said = capsys.readouterr()
+    assert words in " ".join((said.out + said.err).split())
+
+
+def test_all_problems_are_told(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "cluster.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        listen = FREE_PORTS.replace("http: 127.0.0.1:0", f"http: 127.0.0.1:{port}")
+        file.write_text(f"{listen}kv: {{memory: 9000GiB}}\n")
+        assert run(["check", "-c", str(file), "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [one.partition(":")[0] for one in problems] == ["listen.http", "kv.memory"]
+
+
+def test_what_can_start_but_is_hardly_meant(tmp_path: Path, capsys: Output) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for one in Path(resolve_model("demo")).iterdir():
+        if one.name != "tokenizer.json":
+            (model / one.name).symlink_to(one)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{FREE_PORTS}model: {{path: {model}}}\nprefill: {{threads: 500}}\n")
+    assert run(["check", "-c", str(file)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Warning: prefill.threads is 500, and this machine has" in shown
+    assert "has no tokenizer.json: the model takes token_ids and no text" in shown
 
 
 def test_the_largest_pools_of_the_policy_are_counted(

@@ -106,7 +106,12 @@ def test_json_is_one_object(capsys: Output) -> None:
     assert answer["text"] == " t100 t101"
     assert answer["token_ids"] == [100, 101]
     assert answer["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 2}
+    assert answer["usage"] == {
+        "prompt_tokens": 7,
+        "cached_tokens": 2,
+        "completion_tokens": 2,
+        "reasoning_tokens": 0,
+    }
     assert (answer["path"], answer["why"]) == ("disaggregated", "policy")
     assert answer["ttft_seconds"] > 0
     phases = answer["ledger"]["phases"]

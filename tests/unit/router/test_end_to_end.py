@@ -103,7 +103,7 @@ async def test_disaggregated_answer_with_its_account(stub: InferenceServiceStub)
     assert tokens_of(responses) == answer(PROMPT, 7, 8)
     last = responses[-1]
     assert (last.finish_reason, last.path) == ("length", "disaggregated")
-    assert last.why == "prefill-0 has the least to do, 0 tokens queued"
+    assert last.why.endswith("; prefill-0 has the least to do, 0 tokens queued")
     assert last.ledger is not None
     assert last.ledger.handoff is not None
     assert last.ledger.handoff.transport == "fake"
@@ -310,7 +310,7 @@ async def test_deadline_on_a_worker_that_hangs(
 ) -> None:
     router.workers["decode-0"].may_step.clear()
     with pytest.raises(DeadlineExceeded) as caught:
-        await collect(stub, ask(prompt=SHORT), timeout_s=0.5)
+        await collect(stub, ask(prompt=SHORT), timeout_s=2.0)
     assert "prefilling" in caught.value.message
     await until(lambda: idle(router))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.router_harness import DEMO
 
-from kvrelay.errors import NotFound
+from kvrelay.errors import InvalidArgument
 from kvrelay.tenants import Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.types.chat import ChatMessage
@@ -26,13 +26,13 @@ async def test_model_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) ->
     text = Text.load(str(tmp_path))
     stream = text.open_stream((), (1, 2))
     assert (stream.push(5), stream.stopped, stream.finish()) == ("", False, "")
-    with pytest.raises(NotFound, match="token_ids"):
+    with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.encode("hello")
-    with pytest.raises(NotFound, match="token_ids"):
+    with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.decode([1])
-    with pytest.raises(NotFound, match="stop strings"):
+    with pytest.raises(InvalidArgument, match="stop strings"):
         text.open_stream(("end",), ())
-    with pytest.raises(NotFound, match="chat template"):
+    with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.encode_chat([ChatMessage("user", "hello")])
     await text.close()
 

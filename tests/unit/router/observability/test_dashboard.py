@@ -150,7 +150,10 @@ async def test_figures_pools_and_decisions(cluster: RouterHarness, http: httpx.A
     assert found["decisions"] == [
         {"unix_time": 12.0, "pool": "decode", "before": 1, "after": 2, "reason": "queue_depth is 8"}
     ]
-    assert {len(series) for name, series in found["history"].items() if name != "every_s"} == {1}
+    lengths = {len(series) for name, series in found["history"].items() if name != "every_s"}
+    # All series grow together, by one each time that the clock of a slow machine passes every_s.
+    assert len(lengths) == 1
+    assert lengths != {0}
 
 
 async def test_what_is_under_way_is_seen(cluster: RouterHarness, http: httpx.AsyncClient) -> None:

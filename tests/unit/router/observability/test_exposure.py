@@ -102,7 +102,11 @@ async def test_why_and_ledger_have_no_figures_of_others(neighbours: Neighbours) 
             await asyncio.sleep(0.01)
     neighbours.router.workers["prefill-0"].may_step.set()
     beside = (await asyncio.gather(*flying))[1]["kvrelay"]
-    assert beside["why"] == alone["why"] == "prefill-0 has the least to do"
+    assert (
+        beside["why"]
+        == alone["why"]
+        == "40 uncached prompt tokens reach local_below_tokens=8; prefill-0 has the least to do"
+    )
     told = [one["ledger"]["attempts"][0]["why"] for one in (alone, beside)]
     assert told == [alone["why"]] * 2
 
