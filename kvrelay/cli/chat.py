@@ -66,7 +66,7 @@ def chat(
         target.split(","), token=connection.token(), tls=connection.tls()
     ) as client:
         models = [one.id for one in client.models()]
-        if model is not None and model not in models:
+        if model and model not in models:
             raise InvalidArgument(
                 f"--model: {model!r:.80} is not served; served are {', '.join(models)}",
                 field="model",

@@ -180,11 +180,20 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     """Runs until a signal. Returns the exit code. on_screen: shows progress and next steps, and
     writes the log to a file.
     """
-    from kvrelay.cli.serve_screen import new_log_file, print_next_steps, show_progress
+    from kvrelay.cli.serve_screen import (
+        new_log_file,
+        print_next_steps,
+        report_changes,
+        show_progress,
+    )
     from kvrelay.launch.local_cluster import LocalCluster
+    from kvrelay.process.telemetry import log_to_file
 
     stop = asyncio.Event()
     log_path = new_log_file() if on_screen else None
+    if log_path is not None:
+        # What this process logs itself.
+        log_to_file(log_path)
     cluster = LocalCluster(config, log_path=log_path, ray_address=ray_address)
     signals: list[signal.Signals] = []
 
@@ -214,6 +223,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     print(cluster.endpoints, flush=True)
     if log_path is not None:
         print_next_steps(console, config, cluster.endpoints, log_path)
+    reporting = asyncio.create_task(report_changes(cluster, console)) if on_screen else None
     failing = asyncio.create_task(cluster.wait())
     try:
         await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +231,8 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
             failing.result()
         return 0
     finally:
-        for task in (stopping, failing):
-            task.cancel()
+        for task in (stopping, failing, reporting):
+            if task is not None:
+                task.cancel()
         with console.status("draining") if on_screen else nullcontext():
             await cluster.__aexit__(None, None, None)

@@ -9,8 +9,9 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from kvrelay.launch.model_download import ModelDownload
 
 _POLL_S = 0.3
+# While the cluster serves.
+_WATCH_S = 1.0
 # More workers are counted by state instead.
 _MOST_NAMED = 6
 _ROOT = Path(__file__).parents[2]
@@ -71,6 +74,30 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
         else:
             status.update(await asyncio.to_thread(download_line, cluster.download))
         await asyncio.sleep(_POLL_S)
+
+
+async def report_changes(cluster: LocalCluster, console: Console) -> None:
+    """Prints a line when a worker is gone or begins to serve, until cancelled. The log has the
+    reasons.
+    """
+    before = await cluster.worker_states()
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        after = await cluster.worker_states()
+        # Empty while Redis does not answer.
+        for line in changes(before, after) if after else ():
+            console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, highlight=False)
+        before = after or before
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Yields a line for each worker that is gone, or serves since."""
+    for worker, state in sorted(before.items()):
+        if worker not in after:
+            yield f"{worker} has stopped" if state == "draining" else f"{worker} is gone"
+    for worker, state in sorted(after.items()):
+        if state == "ready" and before.get(worker) != "ready":
+            yield f"{worker} serves"
 
 
 def compiles_kernels() -> bool:

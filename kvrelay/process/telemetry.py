@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+from pathlib import Path
 
 import structlog
 
@@ -54,6 +55,20 @@ def configure_logging(default: str = "info") -> None:
             logging.getLevelNamesMapping()[level.upper()]
         ),
         logger_factory=lambda *_: _WRITER,
+        cache_logger_on_first_use=False,
+    )
+
+
+def log_to_file(path: Path) -> None:
+    """Writes the log of this process to the end of a file, as JSON lines."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(path.open("a", encoding="utf-8", buffering=1)),
         cache_logger_on_first_use=False,
     )
 

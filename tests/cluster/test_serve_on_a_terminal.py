@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -60,6 +61,14 @@ def test_the_printed_commands_work_and_the_log_is_in_a_file() -> None:
             [*KVRELAY, *status], capture_output=True, text=True, timeout=120, check=True
         )
         assert "prefill-0" in seen.stdout
+        described = subprocess.run(
+            [*KVRELAY, *status, "--json"], capture_output=True, text=True, timeout=120, check=True
+        )
+        workers = [one for pool in json.loads(described.stdout)["pools"] for one in pool["workers"]]
+        (pid,) = (one["pid"] for one in workers if one["worker_id"] == "decode-0")
+        os.kill(pid, signal.SIGKILL)
+        assert re.search(r"\d\d:\d\d:\d\d  decode-0 is gone", read_to(terminal, "is gone"))
+        assert re.search(r"decode-\d+ serves", read_to(terminal, "serves"))
         serve.send_signal(signal.SIGINT)
         assert serve.wait(120) == 0
         Path(log[1]).unlink()

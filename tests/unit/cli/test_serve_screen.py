@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvrelay.cli.main import run
-from kvrelay.cli.serve_screen import next_steps, own_command, progress_line
+from kvrelay.cli.serve_screen import changes, next_steps, own_command, progress_line
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
@@ -78,3 +78,19 @@ def test_the_command_is_as_the_user_called_it(
     assert own_command() == ["kvrelay"]
     monkeypatch.setattr(sys, "argv", ["/somewhere/kvrelay/__main__.py"])
     assert own_command() == [sys.executable, "-m", "kvrelay"]
+
+
+def test_changes_are_told() -> None:
+    before = {
+        "prefill-0": "ready",
+        "decode-0": "ready",
+        "decode-1": "draining",
+        "decode-2": "starting",
+    }
+    after = {"prefill-0": "ready", "decode-2": "ready", "decode-3": "starting"}
+    assert list(changes(before, after)) == [
+        "decode-0 is gone",
+        "decode-1 has stopped",
+        "decode-2 serves",
+    ]
+    assert list(changes(after, after)) == []
