@@ -120,7 +120,7 @@ function details(run, span) {
     lines(group, "Requests running", null, each("running", { step: true }), span, found.decisions, String),
     lines(group, "Utilisation", "Prefill: share of the workers' time. Decode: share of the workers' throughput. Means over the ready workers.", each("busy_share", { fill: true }), span, found.decisions, percent),
     lines(group, "KV held", "Share of each pool's KV blocks that requests hold.", each("kv_share", { fill: true }), span, found.decisions, percent),
-    lines(group, "Tokens per second", "Prefill: prompt tokens. Decode: mostly answer tokens.", each("tokens_per_second"), span, found.decisions, number),
+    lines(group, "Tokens per second", "Prefill: prompt tokens. Decode: answer tokens, and the prompt tokens of local requests.", each("tokens_per_second"), span, found.decisions, number),
   ];
 }
 
