@@ -48,7 +48,7 @@ def status(
     if as_json:
         print(json.dumps(asdict(now), indent=2))
     else:
-        console = render.console()
+        console = render.console(render.STATUS_WIDTH)
         console.print(render.status_view(now, console.width))
 
 
@@ -62,7 +62,7 @@ def top(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show pools, workers, KV occupancy, latencies and scaling decisions live, until Ctrl-C.
+    """Show pools, workers, KV held, latencies and scaling decisions live, until q or Ctrl-C.
 
     While the router is unreachable, the last known state is shown and marked as such.
 
@@ -70,7 +70,8 @@ def top(
     """
     from rich.live import Live
 
-    from kvrelay.cli.views.top_view import top_view
+    from kvrelay.cli.quit_key import quit_key
+    from kvrelay.cli.views.top_view import full_screen, top_view
     from kvrelay.client.connection import Connection
 
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
@@ -78,9 +79,10 @@ def top(
     if not console.is_terminal:
         raise typer.BadParameter("the output is not a terminal; use kvrelay status.")
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with quit_key() as key, Live(console=console, screen=True, auto_refresh=False) as live:
             for now, trouble in looks(admin, interval, connection):
-                live.update(top_view(now, trouble, console.width), refresh=True)
+                view = top_view(now, trouble, console.width)
+                live.update(full_screen(view, f"{key}: quit"), refresh=True)
     except KeyboardInterrupt:
         return
 

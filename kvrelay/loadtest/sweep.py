@@ -65,7 +65,7 @@ def _short(report: Report) -> tuple[str, ...]:
     return (
         f"the run sent requests for {lasted:.3g} s, less than {_LASTING} times the largest "
         f"objective of {longest:g} s, so a growing queue may not be visible. Give a --duration of "
-        f"at least {_LASTING * longest:g}",
+        f"at least {_LASTING * longest:g}.",
     )
 
 

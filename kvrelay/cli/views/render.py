@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
@@ -18,17 +20,30 @@ if TYPE_CHECKING:
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
 # Columns of the full table of workers.
-_WIDE = 110
+_WIDE = 140
 # Columns without a terminal. The default of rich, 80, would cut names.
 _PIPED_WIDTH = 140
+# A change by an operator is not a decision.
+NO_DECISION = "No decision of a scaling policy yet."
+# Columns of `kvrelay status` without a terminal.
+STATUS_WIDTH = 100
 
 
-def console() -> Console:
-    """Returns a console for stdout. Markup is off, because names come from the cluster."""
+def console(piped_width: int = _PIPED_WIDTH) -> Console:
+    """Returns a console for stdout. Markup is off, because names come from the cluster. Without a
+    terminal, it has as many columns as COLUMNS says, or `piped_width`.
+    """
     plain = Console(markup=False, highlight=False, soft_wrap=False)
-    return (
-        plain if plain.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
-    )
+    if plain.is_terminal:
+        return plain
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else piped_width
+    return Console(markup=False, highlight=False, width=width)
+
+
+def rate(per_second: float) -> str:
+    """Formats a number of tokens per second: 5,731.6."""
+    return f"{per_second:,.1f}"
 
 
 def size(num_bytes: int) -> str:
@@ -116,7 +131,10 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         for worker in broken:
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
     table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
-    tables = [table, *([_decision_table(status)] if status.decisions else [])]
+    tables: list[RenderableType] = [
+        table,
+        _decision_table(status) if status.decisions else NO_DECISION,
+    ]
     tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)
     if tiers and width >= _WIDE:
         tables.insert(1, _tier_table(status))
@@ -127,14 +145,14 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
 
 def _narrow_worker_table(status: ClusterStatus) -> Table:
     """Table of workers without the columns that rarely change. Each name contains the pool."""
-    table = Table(title="workers", title_justify="left")
+    table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("worker", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("running", "waiting", "KV held", "tok/s", "RSS"):
+    for name in ("pid", "run", "wait", "KV held", "tok/s", "RSS"):
         table.add_column(name, justify="right", no_wrap=True)
     for worker in (worker for pool in status.pools for worker in pool.workers):
-        _, state, running, waiting, held, rate, _, _, resident, _ = _worker_row(worker)
-        table.add_row(worker.worker_id, state, running, waiting, held, rate, resident)
+        _, state, pid, running, waiting, held, speed, _, _, resident, _ = _worker_row(worker)
+        table.add_row(worker.worker_id, state, pid, running, waiting, held, speed, resident)
     return table
 
 
@@ -153,7 +171,7 @@ def _worker_table(status: ClusterStatus) -> Table:
     hosts = ["host"] if len({worker.host for worker in workers}) > 1 else []
     for name in ("pool", "worker", *hosts, "epoch", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
+    for name in ("pid", "running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("integrity")
     for worker in workers:
@@ -168,10 +186,11 @@ def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     return (
         str(worker.epoch),
         worker.state,
+        str(worker.pid or "-"),
         str(load.running),
         str(load.waiting),
         f"{load.blocks_held / load.blocks_total:.0%}" if load.blocks_total else "-",
-        f"{load.tokens_per_second:.1f}",
+        rate(load.tokens_per_second),
         size(load.weight_bytes),
         size(load.kv_bytes),
         size(load.rss_bytes),
@@ -242,7 +261,7 @@ def ledger_table(completion: Completion) -> RenderableType:
     gap, decode = (
         (ledger.second_token_gap_seconds, ledger.decode_seconds) if several else (None,) * 2
     )
-    table.add_row("first to second token", milliseconds(gap))
+    table.add_row("gap to token 2", milliseconds(gap))
     table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []

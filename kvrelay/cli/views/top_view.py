@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.layout import Layout
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from kvrelay.cli.views.pending_workers import pending_lines
-from kvrelay.cli.views.render import size, waiting
+from kvrelay.cli.views.render import NO_DECISION, rate, size, waiting
 
 if TYPE_CHECKING:
     from kvrelay.types.control_plane import ScalingDecision
@@ -26,7 +27,11 @@ BAR = 12
 DECISIONS = 5
 # Columns of a terminal that has room for bars, rates and memory.
 _FULL = 72
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta", "stuck": "red"}
+# The colours of the status page.
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "stuck": "red"}
+_POOL_STYLES = {"prefill": "blue", "decode": "green"}
+# Least columns, so that a column keeps its width when its numbers grow.
+_WIDTHS = {"state": 8, "run": 4, "wait": 5, "tok/s": 8, "RSS": 8}
 
 
 def top_view(status: ClusterStatus, trouble: str = "", width: int = 80) -> RenderableType:
@@ -35,37 +40,36 @@ def top_view(status: ClusterStatus, trouble: str = "", width: int = 80) -> Rende
     """
     pool_of = _pool if width >= _FULL else _narrow_pool
     parts: list[RenderableType] = [
-        _header(status, trouble),
+        _header(status, trouble, width),
         *(pool_of(one) for one in status.pools),
     ]
     if status.decisions:
         parts.append(_decisions(status.decisions[:DECISIONS]))
+    else:
+        parts.append(Text(NO_DECISION, "dim"))
     return Group(*parts)
 
 
-def bar(share: float) -> Text:
-    """Renders a share as a bar and a percentage: green, yellow from 70 %, red from 90 %."""
+def full_screen(view: RenderableType, hint: str) -> Layout:
+    """Renders a view on a whole screen, with a hint in the last line. A view that is too long is
+    cut.
+    """
+    screen = Layout()
+    screen.split_column(Layout(view), Layout(Text(hint, "dim"), size=1))
+    return screen
+
+
+def bar(share: float, style: str = "green") -> Text:
+    """Renders a share as a bar and a percentage in the style of a pool; red from 90 %."""
     filled = round(min(1.0, max(0.0, share)) * BAR)
-    style = "red" if share >= 0.9 else "yellow" if share >= 0.7 else "green"
+    style = "red" if share >= 0.9 else style
     return Text.assemble(
         ("█" * filled, style), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}"
     )
 
 
-def _header(status: ClusterStatus, trouble: str) -> Panel:
-    router = status.router
-    rate = sum(worker.load.tokens_per_second for pool in status.pools for worker in pool.workers)
-    lines = [
-        Text.assemble(
-            (status.state, _STATE_STYLES.get(status.state, "")),
-            f"   requests {router.running} running, {waiting(router)}",
-            f"   {router.finished} finished, {router.failed} failed",
-        ),
-        Text(
-            f"p95 TTFT {_ms(router.ttft_p95_ms)}   ITL {_ms(router.itl_p95_ms)}   workers "
-            f"{rate:,.1f} tok/s"
-        ),
-    ]
+def _header(status: ClusterStatus, trouble: str, width: int) -> Panel:
+    lines = _figures(status, width)
     if status.registry != "ok":
         lines.append(Text(f"registry: {status.registry}", "yellow"))
     if status.standby:
@@ -84,14 +88,38 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
     )
 
 
+def _figures(status: ClusterStatus, width: int) -> list[Text]:
+    """The lines of figures. Each figure has its line, whatever the numbers are: what is below does
+    not move. The rates are by pool, because prefill counts prompt tokens and decode answers.
+    """
+    router = status.router
+    requests = f"{router.running} running, {waiting(router)}"
+    ended = f"{router.finished} finished, {router.failed} failed"
+    latencies = f"p95 TTFT {_ms(router.ttft_p95_ms)}", f"ITL {_ms(router.itl_p95_ms)}"
+    rates = [
+        f"{pool.name} {rate(sum(one.load.tokens_per_second for one in pool.workers))} tok/s"
+        for pool in status.pools
+    ]
+    state = (status.state, _STATE_STYLES.get(status.state, ""))
+    if width >= _FULL:
+        rest = ["   ".join((ended, *latencies)), "   ".join(rates)]
+        lines = [Text.assemble(state, f"   requests {requests}"), *map(Text, rest)]
+    else:
+        rest = [requests, ended, "   ".join(latencies), *rates]
+        lines = [Text.assemble(state), *map(Text, rest)]
+    for line in lines:
+        line.truncate(width - 4, overflow="ellipsis")
+    return lines
+
+
 def _pool(pool: PoolStatus) -> Table:
     table = _pool_table(pool, min_width=10)
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=_WIDTHS["state"])
     for name in ("run", "wait"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=_WIDTHS[name])
     table.add_column("KV held", no_wrap=True, min_width=BAR + 5)
     for name in ("tok/s", "RSS"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=_WIDTHS[name])
     for worker in pool.workers:
         table.add_row(*_worker(worker))
     return table
@@ -100,9 +128,9 @@ def _pool(pool: PoolStatus) -> Table:
 def _narrow_pool(pool: PoolStatus) -> Table:
     """The same without bars, rates and memory."""
     table = _pool_table(pool, min_width=6)
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=_WIDTHS["state"])
     for name in ("run", "wait", "KV"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=4)
     for worker in pool.workers:
         worker_id, state, running, queued, *_ = _worker(worker)
         table.add_row(worker_id, state, running, queued, f"{_held(worker.load):.0%}")
@@ -114,7 +142,7 @@ def _pool_table(pool: PoolStatus, min_width: int) -> Table:
     ready = sum(worker.state == "ready" for worker in pool.workers)
     table = Table(
         title=Text.assemble(
-            (pool.name, "bold"),
+            (pool.name, f"bold {_POOL_STYLES[pool.name]}"),
             f"  {ready} ready of {pool.desired}",
             style="" if ready >= pool.desired else "yellow",
         ),
@@ -122,7 +150,7 @@ def _pool_table(pool: PoolStatus, min_width: int) -> Table:
         title_style="",
         box=box.SIMPLE_HEAD,
         expand=True,
-        padding=(0, 1 if min_width >= 10 else 0),
+        padding=(0, 1 if min_width >= 10 else 0, 0, 0),
     )
     table.add_column("worker", no_wrap=True, ratio=1, min_width=min_width)
     return table
@@ -145,8 +173,8 @@ def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
         state,
         str(load.running),
         str(load.waiting),
-        bar(_held(load)) if load.blocks_total else Text("-"),
-        f"{load.tokens_per_second:.1f}",
+        bar(_held(load), _POOL_STYLES[worker.pool]) if load.blocks_total else Text("-"),
+        rate(load.tokens_per_second),
         size(load.rss_bytes),
     )
 

@@ -19,7 +19,8 @@ function curves(title, sub, series, options) {
     const y = scale(lower, Math.max(upper, 1e-12), base, top, options.logY);
     const grid = options.logY ? logTicks(lower, upper).filter((value, index, found) => found.length < 7 || index % 2 === 0) : ticks(0, upper, 4);
     yGrid(svg, y, grid.filter((value) => value <= upper), left, right, format);
-    xAxis(svg, x, wide ? logTicks(low * 0.9, high * 1.05) : ticks(0, high, Math.max(3, width / 80)), base, xFormat, options.xUnit, left, right);
+    xAxis(svg, x, wide ? logTicks(low * 0.9, high * 1.05) : ticks(0, high, Math.max(3, width / 80)), base, xFormat, logScale(options.xUnit, wide), left, right);
+    if (options.logY) shape("text", { x: left, y: top - 3 }, svg, "log scale");
     for (const [value, text] of options.limits ?? []) {
       if (value > upper || value < lower) continue;
       shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "slo" }, svg);

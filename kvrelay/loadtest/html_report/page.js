@@ -2,6 +2,10 @@
 
 // The parts of the time to first token
 
+const PART_NAMES = {
+  send: "client, network", queue: "queues and reservations", prefill: "prefill, return", handoff: "fetch", decode: "emit", failed: "failed attempt",
+};
+
 function parts(run) {
   const told = Object.entries(run.parts).filter(([, found]) => Object.keys(found).length);
   if (!told.length) return null;
@@ -19,16 +23,17 @@ function parts(run) {
     return element("div", { class: "bar" }, element("div", { class: "name" }, name), element("div", { class: "rail" }, track), element("div", { class: "end" }, ms(total(found) * 1000)));
   });
   const names = Object.keys(told[0][1]);
+  const shown = new Set(names.map((name) => PHASE_KIND[name] ?? "queue"));
+  const kinds = Object.keys(PART_NAMES).filter((kind) => shown.has(kind));
   const grid = table(["phase", ...told.map(([name]) => name)], names.map((name) => [name.replaceAll("_", " "), ...told.map(([, found]) => ms((found[name] ?? 0) * 1000))]));
-  return card("Time to first token by phase", "Means from the ledgers, over all requests and over the tenth with the longest TTFT.", legend([[colour("send"), "client, network, emit"], [colour("queue"), "queues and reservations"], [colour("prefill"), "prefill"], [colour("decode"), "return"]]), ...bars, element("div", { style: "height:12px" }), grid);
+  return card("Time to first token by phase", "Means from the ledgers, over all requests and over the tenth with the longest TTFT.", legend(kinds.map((kind) => [colour(kind), PART_NAMES[kind]])), ...bars, element("div", { style: "height:12px" }), grid);
 }
 
 function paths(run) {
   const most = Math.max(...run.paths.map((one) => one[2]), 1);
-  const paint = (where) => colour(where === "local" ? "handoff" : where === "disaggregated" ? "prefill" : "queue");
   const rows = run.paths.map(([where, why, count]) => element("div", { style: "margin-top:10px" },
     element("div", { class: "bar", style: "margin:0" }, element("div", { class: "name" }, where),
-      element("div", { class: "rail" }, element("div", { class: "track", style: "height:14px" }, element("div", { style: `width:${(100 * count) / most}%;background:${paint(where)}` }))),
+      element("div", { class: "rail" }, element("div", { class: "track", style: "height:14px" }, element("div", { style: `width:${(100 * count) / most}%;background:${colour("plain")}` }))),
       element("div", { class: "end" }, `${count.toLocaleString("en")}`)),
     why ? element("p", { class: "sub", style: "margin:2px 0 0;font-size:12.5px" }, why) : null));
   const errors = run.errors.length
@@ -82,15 +87,15 @@ function latencyTable() {
         return Number.isFinite(share) ? [`${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(1)} %`, Math.abs(share) < 0.02 || one === "std" ? "" : share < 0 ? "better" : "worse"] : "–";
       })]);
   }
-  return card("Latency, all numbers", null, table(["", ...columns], rows));
+  return card("Latency, all numbers", null, table(["", ...columns], rows, [], "stacked"));
 }
 
 function reuse(run) {
   const found = run.reuse;
   if (!found || !(found.unlimited > 0 || found.reported > 0)) return null;
   const rows = [
-    ["reported", "the target, request by request", "prefill"], ["counters", "the target's own counters", "prefill"],
-    ["unlimited", `an unlimited cache, blocks of ${found.block_tokens}`, "queue"], ["computed", "an unlimited cache, counting only blocks that were computed when the request was sent", "queue"],
+    ["reported", "the target, request by request", "run0"], ["counters", "the target's own counters", "run0"],
+    ["unlimited", `an unlimited cache, blocks of ${found.block_tokens}`, "plain"], ["computed", "an unlimited cache, counting only blocks that were computed when the request was sent", "plain"],
   ].filter(([key]) => found[key] !== undefined).map(([key, text, paint]) => element("div", { style: "margin-top:10px" },
     element("p", { class: "sub", style: "margin:0 0 2px;font-size:12.5px" }, text),
     element("div", { class: "bar plain" },
@@ -125,8 +130,8 @@ function header() {
     element("div", { class: "chips" }, ...chips),
     RUNS.length > 1 ? legend(RUNS.map((run, index) => [runColour(index), run.name])) : "",
     ...(DATA.sweep ? DATA.sweep.warnings : RUNS.flatMap((run) => run.warnings.map((one) => (RUNS.length > 1 ? `${run.name}: ${one}` : one))))
-      .map((one) => element("div", { class: "banner" }, one)),
-    ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated but took the local path`)));
+      .map((one) => element("div", { class: "banner" }, sentence(one))),
+    ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated but took the local path.`)));
 }
 
 const spanOf = (run) => Math.max(run.duration, run.timeline?.samples.at(-1)?.at_s ?? 0) || 1;

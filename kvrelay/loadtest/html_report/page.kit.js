@@ -4,14 +4,16 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
-const NAMES = {
-  TTFT: "Time to first token", "second token gap": "Gap to token 2", ITL: "Inter-token latency",
-  TPOT: "Time per output token", E2E: "End to end", "late start": "Lateness of the load generator",
-};
+// The names of the latencies, by key.
+const NAMES = DATA.names ?? {};
 const KINDS = {
   send: "client, network", queue: "queue", first: "until first token", prefill: "prefill", handoff: "hand-off", decode: "decode",
+  failed: "failed attempt",
 };
-const PHASE_KIND = { "client and network": "send", prefill: "prefill", return: "decode", emit: "send" };
+// As on the status page. Other phases are waits.
+const PHASE_KIND = {
+  "client and network": "send", fetch: "handoff", prefill: "prefill", return: "prefill", emit: "decode", failed_attempt: "failed",
+};
 const colour = (name) => `var(--${name})`;
 const runColour = (index) => colour(`run${index}`);
 
@@ -35,7 +37,7 @@ function shape(tag, attributes, parent, text) {
 function ms(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
-  return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ms`;
+  return `${value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2)} ms`;
 }
 // The largest value, or 0. A long list exceeds the argument limit of Math.max.
 const most = (values) => values.reduce((high, value) => Math.max(high, value), 0);
@@ -114,18 +116,23 @@ function card(title, sub, ...children) {
   return element("section", { class: "card" }, title && element("h3", {}, title), sub && element("p", { class: "sub" }, sub), ...children);
 }
 
+/** A sentence that begins with a capital letter. */
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const logScale = (unit, logarithmic) => (logarithmic ? `${unit}, log scale` : unit);
+
 function legend(items) {
   const all = items.map(([paint, text, kind]) =>
     element("span", {}, element("i", { class: kind || "", style: `background:${paint}` }), text));
   return element("div", { class: "legend" }, ...all);
 }
 
-function table(head, rows, textColumns = []) {
+/** `kind`: class of the table. A `stacked` table has its first column above the others on a phone. */
+function table(head, rows, textColumns = [], kind = "") {
   const cells = (tag, row) => row.map((one, index) => {
     const [text, style] = Array.isArray(one) ? one : [one, textColumns.includes(index) ? "text" : ""];
     return element(tag, style ? { class: style } : {}, text);
   });
-  return element("div", { class: "scroll" }, element("table", {},
+  return element("div", { class: "scroll" }, element("table", { class: kind },
     element("thead", {}, element("tr", {}, ...cells("th", head))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells("td", row))))));
 }

@@ -17,7 +17,7 @@ function paretoPlot() {
     shape("path", { d: path(stepped(best.map((one) => [x(one.cost), y(one.goodput)]))), fill: "none", stroke: runColour(0), "stroke-width": 2 }, svg);
     for (const one of points) {
       const dot = shape("circle", {
-        cx: x(one.cost), cy: y(one.goodput), r: one.pareto ? 5.5 : 4, fill: one.pareto ? runColour(0) : colour("queue"),
+        cx: x(one.cost), cy: y(one.goodput), r: one.pareto ? 5.5 : 4, fill: one.pareto ? runColour(0) : colour("plain"),
         stroke: "var(--card)", "stroke-width": 1.5,
       }, svg);
       dot.addEventListener("pointermove", (event) => showTip(event, [
@@ -36,7 +36,7 @@ function paretoCards() {
   const head = ["point", "workers", "goodput/s", "within objectives", "cached", "failed", "TTFT p50", "p99", "ITL p50", "p99", "Pareto"];
   return [
     ...heading("Goodput against cost", "Requests per second that met every objective, and the mean number of workers. The line joins the clusters that no other cluster beats."),
-    card(null, null, legend([[runColour(0), "beaten by no other"], [colour("queue"), "beaten"]]), paretoPlot()),
+    card(null, null, legend([[runColour(0), "beaten by no other"], [colour("plain"), "beaten"]]), paretoPlot()),
     element("div", { style: "height:14px" }),
     card("All points", null, table(head, rows, [0])),
   ];

@@ -25,7 +25,7 @@ function latencyCard(name, found) {
       });
     });
     const values = found.log ? logTicks(found.low, found.high) : ticks(0, found.high, Math.max(3, width / 90));
-    xAxis(svg, x, values, base, number, "ms", left, right);
+    xAxis(svg, x, values, base, number, logScale("ms", found.log), left, right);
     if (slo < found.high) {
       shape("line", { x1: x(slo), x2: x(slo), y1: top - 4, y2: base, class: "slo" }, svg);
       const end = x(slo) > right - 90;
@@ -62,7 +62,7 @@ function latencyCard(name, found) {
 
 // Lines over time, with one crosshair for each group of plots
 
-function lines(group, title, series, span, marks, format) {
+function lines(group, title, sub, series, span, marks, format) {
   const filled = series.filter((one) => one.points.length);
   const plot = chart(150, `${title} over time`, (svg, width) => {
     const [left, right, top, base] = [44, width - 12, marks.length ? 20 : 10, 116];
@@ -104,7 +104,7 @@ function lines(group, title, series, span, marks, format) {
     });
     area.addEventListener("pointerleave", () => { group.forEach((move) => move(null)); hideTip(); });
   });
-  return card(title, null, legend(filled.map((one) => [one.colour, one.name, "line"])), plot);
+  return card(title, sub, legend(filled.map((one) => [one.colour, one.name, "line"])), plot);
 }
 
 // The other measurements of the cluster
@@ -117,10 +117,10 @@ function details(run, span) {
   const each = (field, extra = {}) => pools.map((pool) => ({ name: pool, colour: colour(pool), points: of((one) => one.pools[pool]?.[field] ?? 0), ...extra }));
   const group = [];
   return [
-    lines(group, "Requests running", each("running", { step: true }), span, found.decisions, String),
-    lines(group, "Share in use", each("busy_share", { fill: true }), span, found.decisions, percent),
-    lines(group, "KV occupancy", each("kv_share", { fill: true }), span, found.decisions, percent),
-    lines(group, "Tokens per second", each("tokens_per_second"), span, found.decisions, number),
+    lines(group, "Requests running", null, each("running", { step: true }), span, found.decisions, String),
+    lines(group, "Utilisation", "Prefill: share of the workers' time. Decode: share of the workers' throughput. Means over the ready workers.", each("busy_share", { fill: true }), span, found.decisions, percent),
+    lines(group, "KV held", "Share of each pool's KV blocks that requests hold.", each("kv_share", { fill: true }), span, found.decisions, percent),
+    lines(group, "Tokens per second", "Prefill: prompt tokens. Decode: answer tokens, and the prompt tokens of local requests.", each("tokens_per_second"), span, found.decisions, number),
   ];
 }
 
@@ -149,14 +149,14 @@ function gantt(run) {
         if (stop > start) shape("rect", { x: x(start).toFixed(2), width: Math.max(0.7, x(stop) - x(start)).toFixed(2), y: (y + tall * 0.1).toFixed(2), height: (tall * 0.8).toFixed(2), fill: colour(kind) }, line);
       if (one.first !== null && tall >= 5)
         shape("rect", { x: x(one.first) - 0.75, width: 1.5, y, height: tall, fill: "var(--ink)" }, line);
-      if (one.error) shape("circle", { cx: x(one.at), cy: y + tall / 2, r: Math.max(2.4, tall / 2.6), fill: colour("error") }, line);
+      if (one.error) shape("circle", { cx: x(one.at), cy: y + tall / 2, r: Math.max(2.4, tall / 2.6), fill: colour("failed") }, line);
       line.addEventListener("pointermove", (event) => showTip(event, ganttTip(one)));
       line.addEventListener("pointerleave", hideTip);
     });
   });
   const items = kinds.map((kind) => [colour(kind), KINDS[kind]]);
   if (tall >= 5) items.push(["var(--ink)", "first token", "tick"]);
-  if (rows.some((one) => one.error)) items.push([colour("error"), "failed"]);
+  if (rows.some((one) => one.error)) items.push([colour("failed"), "failed request", "dot"]);
   const which = run.gantt.step > 1 ? `One in ${run.gantt.step} of ${run.requests} requests, one line each.` : `${rows.length} requests, one line each.`;
   return card("Requests by phase", `${which} A bar begins at the scheduled arrival. Hand-off is the part of the hand-off after the end of prefill.`, legend(items), plot);
 }
@@ -164,7 +164,7 @@ function gantt(run) {
 function ganttTip(one) {
   const [prompt, cached, output] = one.tokens;
   const rows = [[null, `request ${one.id}, due at ${seconds(one.at)}`]];
-  if (one.error) return [...rows, [colour("error"), one.error]];
+  if (one.error) return [...rows, [colour("failed"), one.error]];
   for (const [kind, start, stop] of one.segments) if (stop > start) rows.push([colour(kind), `${KINDS[kind]} ${ms((stop - start) * 1000)}`]);
   rows.push([null, `first token after ${ms((one.first - one.at) * 1000)}`], [null, `${prompt} prompt tokens, ${cached} cached, ${output} out`]);
   if (one.handoff) rows.push([null, `hand-off over ${one.handoff.transport}: ${(one.handoff.bytes / 2 ** 20).toFixed(2)} MiB in ${ms(one.handoff.ms)}`]);
@@ -178,13 +178,13 @@ function sweep() {
   const { runs, attainment, slos, best } = DATA.sweep;
   const of = (pick) => runs.map((one) => [one.rate, pick(one)]);
   const stat = (name, which) => runs.filter((one) => one.latencies[name]).map((one) => [one.rate, one.latencies[name][which] * 1000]);
-  const pair = (name) => [{ name: "median", colour: colour("prefill"), points: stat(name, "median") }, { name: "p99", colour: colour("handoff"), points: stat(name, "p99") }];
+  const pair = (name) => [{ name: "median", colour: runColour(0), points: stat(name, "median") }, { name: "p99", colour: colour("plain"), points: stat(name, "p99") }];
   const mark = best ? [best, `${number(best)}/s`] : null;
   const panel = (title, sub, unit, series, options) => curves(title, sub, series, { unit, mark, xUnit: "requests per second", ...options });
   const limit = (metric) => (slos[metric] ? [[slos[metric], `SLO ${number(slos[metric])} ms`]] : []);
   return element("div", { class: "grid" },
-    panel("Requests within every objective", `The target is at least ${percent(attainment)}.`, "", [{ name: "within every objective", colour: colour("decode"), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),
-    panel("Goodput", "Requests per second that met every objective. The dashed line is the offered rate.", "/s", [{ name: "goodput", colour: colour("decode"), points: of((one) => one.goodput) }, { name: "offered", colour: colour("queue"), points: of((one) => one.rate), dash: "4 4" }], { format: number }),
+    panel("Requests within every objective", `The target is at least ${percent(attainment)}.`, "", [{ name: "within every objective", colour: runColour(0), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),
+    panel("Goodput", "Requests per second that met every objective. The dashed line is the offered rate.", "/s", [{ name: "goodput", colour: runColour(0), points: of((one) => one.goodput) }, { name: "offered", colour: colour("plain"), points: of((one) => one.rate), dash: "4 4" }], { format: number }),
     panel("Time to first token", "Milliseconds.", " ms", pair("TTFT"), { format: number, limits: limit("ttft") }),
     panel("Time per output token", "Milliseconds.", " ms", pair("TPOT"), { format: number, limits: limit("tpot") }));
 }

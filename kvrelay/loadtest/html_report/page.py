@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from kvrelay.loadtest.html_report.distributions import distribution
 from kvrelay.loadtest.html_report.document import document, report_part
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
+from kvrelay.loadtest.report.latency_names import LONG_NAMES
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.series import binned
 from kvrelay.loadtest.report.sweep_report import Report
@@ -58,6 +59,7 @@ def _document(
     samples = [report.samples() for report in reports]
     data = {
         "title": title,
+        "names": LONG_NAMES,
         "sweep": sweep,
         "pareto": pareto,
         "latencies": {name: distribution([one[name] for one in samples]) for name in samples[0]}

@@ -13,7 +13,8 @@ function stepLine(x, y, end, series) {
   return path(stepped(points));
 }
 
-// Draws one line for each series. The line has a gap where a value is unknown.
+// Draws one line for each series. The line has a gap where a value is unknown. `shift`, in px, keeps
+// lines of equal values apart.
 function drawLines(series) {
   return (svg, x, y, base) => {
     for (const one of series) {
@@ -24,7 +25,7 @@ function drawLines(series) {
         return all;
       }, [[]]).filter((points) => points.length);
       for (const points of runs) {
-        const drawn = stepLine(x, y, one.end, { points });
+        const drawn = stepLine(x, (value) => y(value) + (one.shift ?? 0), one.end, { points });
         if (one.fill) shape("path", { d: `${drawn}V${base}H${x(points[0][0]).toFixed(1)}Z`, fill: one.colour, "fill-opacity": 0.13 }, svg);
         shape("path", { d: drawn, fill: "none", stroke: one.colour, "stroke-width": 1.8, "stroke-dasharray": one.dash || "none" }, svg);
       }
@@ -35,13 +36,18 @@ function drawLines(series) {
 function drawDots(run) {
   return (svg, x, y) => {
     for (const [at, value, where] of run.dots) {
-      const dot = shape("circle", { cx: x(at).toFixed(1), cy: y(value).toFixed(1), r: 2.4, fill: pathColour(where), "fill-opacity": 0.6, "pointer-events": "all" }, svg);
-      dot.addEventListener("pointermove", (event) => { event.stopPropagation(); showTip(event, [[pathColour(where), `TTFT ${ms(value)}`], [null, `due at ${seconds(at)}${where ? `, ${where}` : ""}`]]); });
+      const dot = shape("circle", { cx: x(at).toFixed(1), cy: y(value).toFixed(1), "pointer-events": "all", ...PATH_MARKS[where] ?? PATH_MARKS[""] }, svg);
+      dot.addEventListener("pointermove", (event) => { event.stopPropagation(); showTip(event, [[colour("plain"), `TTFT ${ms(value)}`], [null, `due at ${seconds(at)}${where ? `, ${where}` : ""}`]]); });
     }
   };
 }
 
-const pathColour = (where) => colour(where === "local" ? "handoff" : where ? "prefill" : "queue");
+// Paths differ by shape: a colour means a phase.
+const PATH_MARKS = {
+  disaggregated: { r: 2.6, fill: colour("plain"), "fill-opacity": 0.75 },
+  local: { r: 2.6, fill: "none", stroke: colour("plain"), "stroke-width": 1.3 },
+  "": { r: 2.6, fill: colour("first"), "fill-opacity": 0.75 },
+};
 const lastAt = (points, at) => points.findLast((point) => point[0] <= at) ?? points[0];
 
 function lanesOf(run, span) {
@@ -49,10 +55,10 @@ function lanesOf(run, span) {
   const binned = (values) => values.map((value, index) => [index * bin, value]);
   const ofLines = (title, tall, series, format, options = {}) =>
     lane(title, tall, series.flatMap((one) => one.points.map((point) => point[1] ?? 0)), format, drawLines(series), { series, ...options });
-  const all = [ofLines("Arrivals per second", 54, [{ name: "arrivals", colour: colour("queue"), points: binned(arrivals), fill: true, end: span }], number)];
+  const all = [ofLines("Arrivals per second", 54, [{ name: "arrivals", colour: colour("plain"), points: binned(arrivals), fill: true, end: span }], number)];
   const shown = run.dots.filter((one) => one[1] > 0);
   if (shown.length)
-    all.push(lane("TTFT, ms, by arrival", 96, shown.map((one) => one[1]), number, drawDots({ dots: shown }), { logarithmic: true, series: [], limit: run.slos.ttft }));
+    all.push(lane("TTFT, ms, by arrival, log scale", 96, shown.map((one) => one[1]), number, drawDots({ dots: shown }), { logarithmic: true, series: [], limit: run.slos.ttft }));
   if (itl.some((one) => one !== null))
     all.push(ofLines("ITL p95, ms", 60, [{ name: "ITL p95", colour: colour("decode"), points: binned(itl) }], number));
   if (!run.timeline || !run.timeline.samples.length) return all;
@@ -60,9 +66,10 @@ function lanesOf(run, span) {
   const of = (pick) => samples.map((one) => [one.at_s, pick(one)]);
   const pools = Object.keys(samples[0].pools);
   const each = (field, more = {}) => pools.map((pool) => ({ name: pool, colour: colour(pool), points: of((one) => one.pools[pool]?.[field] ?? 0), ...more }));
-  const wanted = each("desired", { dash: "2 3" }).map((one) => ({ ...one, name: `${one.name}, desired` }));
-  all.push(ofLines("Requests waiting", 76, [{ name: "router", colour: colour("router"), points: of((one) => one.waiting), fill: true }, ...each("waiting")], number, { whole: true }));
-  all.push(ofLines("Workers", 64, [...each("workers"), ...wanted], number, { whole: true }));
+  const apart = (all) => all.map((one, index) => ({ ...one, shift: 3 * (index - (all.length - 1) / 2) }));
+  const wanted = apart(each("desired", { dash: "2 3" })).map((one) => ({ ...one, name: `${one.name}, desired` }));
+  all.push(ofLines("Requests waiting", 76, [{ name: "router", colour: colour("queue"), points: of((one) => one.waiting), fill: true }, ...each("waiting")], number, { whole: true }));
+  all.push(ofLines("Workers", 64, [...apart(each("workers")), ...wanted], number, { whole: true }));
   return all;
 }
 
@@ -126,10 +133,10 @@ function story(run, span) {
     });
   });
   const paths = [...new Set(run.dots.map((one) => one[2]))].filter(Boolean);
-  const items = [...paths.map((one) => [pathColour(one), one])];
-  if (run.timeline) items.push([colour("router"), "router", "line"], [colour("prefill"), "prefill pool", "line"], [colour("decode"), "decode pool", "line"]);
+  const items = [...paths.map((one) => [colour("plain"), one, one === "local" ? "ring" : "dot"])];
+  if (run.timeline) items.push([colour("queue"), "router's queue", "line"], [colour("prefill"), "prefill pool", "line"], [colour("decode"), "decode pool", "line"]);
   const reasons = marks.length
     ? table(["", "time", "pool", "workers", "reason"], marks.map((one, index) => [String(index + 1), seconds(one.at_s), one.pool, `${one.before} → ${one.after}`, one.reason]), [4])
-    : run.timeline ? element("p", { class: "sub", style: "margin:8px 0 0" }, "No scaling decisions.") : null;
+    : run.timeline ? element("p", { class: "sub", style: "margin:8px 0 0" }, "No decision of a scaling policy.") : null;
   return card("Load, latencies, queues and pool sizes", run.timeline ? "Dashed lines: desired sizes. Numbers: scaling decisions, with their reasons below." : null, legend(items), plot, reasons && element("h3", { style: "margin:10px 0 4px" }, marks.length ? "Scaling decisions" : ""), reasons);
 }

@@ -8,6 +8,8 @@ from kvrelay.loadtest.report.row import Row
 
 # Phases in which the first token travels to the client. The hand-off runs in parallel.
 _AFTER_PREFILL = ("return", "emit")
+# Kinds of phases. Other phases are waits.
+_KINDS = {"prefill": "prefill", "fetch": "handoff", "failed_attempt": "failed"}
 # Kind, start, end.
 Segment = tuple[str, float, float]
 
@@ -16,9 +18,10 @@ def segments(row: Row) -> list[Segment]:
     """Returns the segments of an answered request, in seconds after the start of the test, in order
     and without gaps.
 
-    The kinds are send (the client and the network), queue, prefill, handoff (the part after the end
-    of prefill) and decode. The first token is sampled at the end of prefill. Without a ledger, the
-    kinds are first (up to the first token) and decode.
+    The kinds are send (the client and the network), queue, prefill, handoff (a fetch, and the part
+    of the hand-off after the end of prefill), decode and failed (lost with a failed worker). The
+    first token is sampled at the end of prefill. Without a ledger, the kinds are first (up to the
+    first token) and decode.
     """
     if row.ttft_s is None or row.e2e_s is None:
         return []
@@ -30,7 +33,7 @@ def segments(row: Row) -> list[Segment]:
     now = max(row.scheduled_s, first - ledger.ttft_seconds)
     found = [("send", row.scheduled_s, now)]
     before = [one for one in ledger.phases if one[0] not in _AFTER_PREFILL]
-    steps = [("prefill" if name == "prefill" else "queue", seconds) for name, seconds in before]
+    steps = [(_KINDS.get(name, "queue"), seconds) for name, seconds in before]
     if ledger.handoff is not None:
         steps.append(("handoff", ledger.handoff.exposed_seconds))
     for kind, seconds in steps:

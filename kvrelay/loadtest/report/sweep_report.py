@@ -120,12 +120,12 @@ class Report:
             found.append(
                 f"the load generator was late: p99 {self.late_p99_s * 1000:.0f} ms after the "
                 "scheduled arrival. Every latency in this report includes the delay. Give the load "
-                "generator a core of its own, or lower the rate"
+                "generator a core of its own, or lower the rate."
             )
         if self.row_every > 1:
             found.append(
                 f"one of {self.row_every} requests has a row; rates are for all requests, counts "
-                "are of the rows"
+                "are of the rows."
             )
         if self.interrupted:
             answered = len(self.answered)
@@ -134,13 +134,13 @@ class Report:
                 f"{answered} were answered, {len(self.rows) - answered} failed and "
                 f"{self.in_flight} were in flight"
                 + ("" if self.unsent is None else f"; {self.unsent} were not sent")
-                + ". The report has those that were answered or failed"
+                + ". The report has those that were answered or failed."
             )
         cut = self.options.get("cut")
         if cut and cut["requests"]:
             found.append(
                 f"{cut['requests']} requests were cut to the model's context: "
-                f"{cut['tokens'] / cut['of_tokens']:.1%} of all requested tokens were dropped"
+                f"{cut['tokens'] / cut['of_tokens']:.1%} of all requested tokens were dropped."
             )
         if self.reuse is not None and self.reuse.prompt:
             shares = self.reuse.shares()
@@ -148,10 +148,10 @@ class Report:
                 found.append(
                     f"{shares['reported']:.1%} of the prompt tokens came from a cache, but this "
                     f"test explains only {shares['unlimited']:.1%}: prompts were cached before "
-                    "the test; use another --seed"
+                    "the test; use another --seed."
                 )
         if self.timeline is not None and self.timeline.missed:
-            found.append(f"the cluster's status timed out {self.timeline.missed} times")
+            found.append(f"the cluster's status timed out {self.timeline.missed} times.")
         return tuple(found)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import fields
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from kvrelay.loadtest.report.latency_names import SHORT_NAMES, explanation
 from kvrelay.loadtest.report.statistics import Summary
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.reuse import Reuse
@@ -16,14 +17,17 @@ _COLUMNS = tuple(one.name for one in fields(Summary))
 
 
 def report_table(report: Report) -> RenderableType:
-    """Returns the latencies in milliseconds, the rates, the paths and the errors of one test."""
+    """Returns the latencies in milliseconds, what each of them is, the rates, the paths and the
+    errors of one test.
+    """
     table = Table(title="latency, ms", title_justify="left")
     table.add_column("")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
-    for name, summary in report.latencies().items():
-        if summary is not None:
-            table.add_row(name, *(_milliseconds(getattr(summary, column)) for column in _COLUMNS))
+    known = {key: one for key, one in report.latencies().items() if one is not None}
+    for key, summary in known.items():
+        cells = (_milliseconds(getattr(summary, column)) for column in _COLUMNS)
+        table.add_row(SHORT_NAMES[key], *cells)
     answered = (
         f"{len(report.answered)} of {len(report.rows)} requests answered in "
         f"{report.duration_s:.2f} s"
@@ -40,7 +44,7 @@ def report_table(report: Report) -> RenderableType:
     if report.reuse is not None and (report.reuse.unlimited or report.reuse.reported):
         lines += _reuse(report.reuse)
     lines += [f"warning: {one}" for one in report.warnings]
-    return Group(*lines, table)
+    return Group(*lines, table, *map(explanation, known))
 
 
 def sweep_table(sweep: Sweep) -> RenderableType:
@@ -76,7 +80,7 @@ def sweep_table(sweep: Sweep) -> RenderableType:
     else:
         verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest tested rate {asked}"
     warnings = [f"warning {one}" for one in sweep.warnings]
-    return Group(table, verdict, *warnings)
+    return Group(table, *map(explanation, ("TTFT", "TPOT", "ITL")), verdict, *warnings)
 
 
 def _reuse(reuse: Reuse) -> list[str]:
@@ -118,7 +122,10 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
         for column in ("median", "p95", "p99"):
             old, new = getattr(before, column), getattr(after, column)
             table.add_row(
-                f"{name} {column}, ms", _milliseconds(old), _milliseconds(new), _change(old, new)
+                f"{SHORT_NAMES[name]} {column}, ms",
+                _milliseconds(old),
+                _milliseconds(new),
+                _change(old, new),
             )
     table.add_section()
     table.add_row("errors", str(sum(first.errors.values())), str(sum(second.errors.values())), "")

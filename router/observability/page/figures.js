@@ -5,6 +5,11 @@ import { count, duration, percent, rate, share, time } from "/page/format.js";
 import { Sparkline } from "/page/sparkline.js";
 
 const ms = (seconds) => (seconds === null ? null : seconds * 1000);
+// Without requests in the measuring window, there is nothing to measure.
+const percentiles = (p50, p95) =>
+  p50 === null
+    ? { value: "–", unit: "", below: "no recent request" }
+    : { value: duration(ms(p50))[0], unit: duration(ms(p50))[1], below: `p50; p95 ${time(ms(p95))}` };
 const last = (series) => series.at(-1) ?? null;
 
 // [name, colour, function from a snapshot to value, unit, text below, series, and drawing options]
@@ -19,19 +24,17 @@ const FIGURES = [
     series: history.prompt_per_s, top: 10,
   })],
   ["time to first token", "prefill", ({ ttft: [p50, p95], history }) => ({
-    value: duration(ms(p50))[0], unit: duration(ms(p50))[1], below: `p50; p95 ${time(ms(p95))}`,
-    series: history.ttft_p50, second: history.ttft_p95, top: 0.01,
+    ...percentiles(p50, p95), series: history.ttft_p50, second: history.ttft_p95, top: 0.01,
   })],
   ["inter-token latency", "decode", ({ itl: [p50, p95], history }) => ({
-    value: duration(ms(p50))[0], unit: duration(ms(p50))[1], below: `p50; p95 ${time(ms(p95))}`,
-    series: history.itl_p50, second: history.itl_p95, top: 0.005,
+    ...percentiles(p50, p95), series: history.itl_p50, second: history.itl_p95, top: 0.005,
   })],
-  ["in flight", "queue", ({ running, waiting, history }) => ({
+  ["in flight", "plain", ({ running, waiting, history }) => ({
     value: count(running), unit: "requests", below: `${count(waiting)} waiting`,
     series: history.running, second: history.waiting, top: 4,
   })],
-  ["KV held", "handoff", ({ history }) => ({
-    value: share(last(history.decode_kv)).replace(" %", ""), unit: "%", below: "blocks of the decode pool",
+  ["KV held", "decode", ({ history }) => ({
+    value: share(last(history.decode_kv)).replace(" %", ""), unit: last(history.decode_kv) === null ? "" : "%", below: "of the decode pool",
     series: history.decode_kv, top: 1,
   })],
 ];

@@ -5,12 +5,20 @@ import { count, time } from "/page/format.js";
 import { ledgerView } from "/page/ledger.js";
 import { KINDS, kindOf, nameOf } from "/page/phases.js";
 
-// Lengths of the axis, in ms.
-const SPANS = [1, 2, 4, 8, 12, 20, 40, 60].map((seconds) => seconds * 1000);
+// Lengths of the axis: one of these times a power of ten. A quarter of each has few digits.
+const LENGTHS = [1, 1.2, 2, 4, 6, 8, 10];
+// The shortest axis, in ms.
+const SHORTEST = 20;
+// Limits of the common time axis, in ms.
+const CLOCK_SHORTEST = 1000;
+const CLOCK_LONGEST = 60000;
 // Length of the common time axis, as a multiple of the usual request.
 const WIDEST = 7;
-// The common time axis keeps moving this long after the last request ends.
+// The common time axis keeps moving this long after the last request ends, but for at most half of
+// its length: a part of the last requests stays on it.
 const IDLE_MS = 4000;
+// Attempts of a request that are listed.
+const MAX_ATTEMPTS = 4;
 const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 80;
 const ENDS = { stop: "", length: "", cancelled: "stopped", error: "failed" };
 
@@ -19,8 +27,8 @@ export class Gantt {
     this.rows = [];
     // Ids of the requests that this page sent.
     this.mine = new Set();
-    // "clock" or "arrival"; chosen when the first requests are shown.
-    this.align = null;
+    // "clock" or "arrival". Only a click changes it.
+    this.align = "arrival";
     this.drawn = 0;
     // The router's clock minus the page's clock, in ms.
     this.offset = null;
@@ -31,6 +39,7 @@ export class Gantt {
     this.list.addEventListener("pointerover", (event) => this.hint(event.target.closest("button"), event));
     this.list.addEventListener("pointermove", (event) => placeTip(event.clientX, event.clientY));
     this.list.addEventListener("pointerleave", () => this.hint(null));
+    this.list.addEventListener("scroll", () => this.draw(), { passive: true });
     this.list.addEventListener("focusin", (event) => this.hint(event.target.matches(":focus-visible") ? event.target : null));
     this.list.addEventListener("focusout", () => this.hint(null));
     this.list.addEventListener("click", (event) => this.open(event.target.closest("button")));
@@ -47,7 +56,6 @@ export class Gantt {
     keyed(this.list, this.rows, (row) => `${row.id} ${row.at}`, makeRow, (node, row) => updateRow(node, row, this.mine.has(row.id)));
     if (this.rows.length && !this.list.querySelector('[tabindex="0"]')) this.list.querySelector("button").tabIndex = 0;
     this.list.classList.toggle("none", !this.rows.length);
-    if (this.align === null && this.rows.length) this.alignBy(this.isIdle() ? "arrival" : "clock");
     this.draw();
   }
 
@@ -55,10 +63,14 @@ export class Gantt {
     return button && this.rows[[...this.list.children].indexOf(button.parentElement)];
   }
 
-  /** Whether all requests ended so long ago that the common time axis would show none of them. */
-  isIdle() {
-    const now = performance.now() + this.offset;
-    return this.rows.every((row) => !row.live && endOf(row) + IDLE_MS < now);
+  /** The indices of the rows that are in view. */
+  inView() {
+    const { scrollTop, clientHeight } = this.list;
+    const first = this.list.firstElementChild?.offsetTop ?? 0;
+    return [...this.list.children].flatMap((node, index) => {
+      const top = node.offsetTop - first;
+      return top + node.offsetHeight > scrollTop && top < scrollTop + clientHeight ? [index] : [];
+    });
   }
 
   alignBy(align) {
@@ -77,29 +89,43 @@ export class Gantt {
   draw() {
     const now = performance.now() + this.offset;
     const ends = this.rows.map((row) => (row.live ? now : endOf(row)));
-    const lengths = this.rows.map((row, index) => ends[index] - row.at).sort((one, other) => one - other);
     const byClock = this.align === "clock";
-    const right = Math.min(now, Math.max(...ends) + IDLE_MS);
+    const span = byClock ? this.clockSpan(ends) : this.arrivalSpan(ends);
+    const last = this.rows.length ? Math.max(...ends) : now;
+    const right = Math.min(now, last + Math.min(IDLE_MS, span / 2));
     this.moving = right === now;
-    const needed = byClock ? WIDEST * (lengths[lengths.length >> 1] ?? 1000) : lengths.at(-1) ?? 1000;
-    const span = SPANS.find((one) => one >= needed) ?? SPANS.at(-1);
-    this.axis(span, byClock, this.moving);
+    this.axis(span, byClock, now - right);
     this.rows.forEach((row, index) => {
       const bars = this.list.children[index].querySelector(".bars");
       const ago = right - ends[index];
       place(bars, row.segments, byClock ? span - (right - row.at) : 0, span, now - row.at);
-      bars.dataset.ago = byClock && ago >= span ? `${Math.round(ago / 1000)} s earlier` : "";
+      bars.dataset.ago = byClock && ago >= span ? `${clockLength(ago)} earlier` : "";
     });
   }
 
-  axis(span, byClock, moving) {
-    const key = `${span} ${byClock} ${moving}`;
+  /** The length of the common time axis: several requests of the usual length fit on it. */
+  clockSpan(ends) {
+    const lengths = this.rows.map((row, index) => ends[index] - row.at).sort((one, other) => one - other);
+    const needed = WIDEST * (lengths[lengths.length >> 1] ?? 1000);
+    return niceSpan(Math.min(CLOCK_LONGEST, Math.max(CLOCK_SHORTEST, needed)));
+  }
+
+  /** The length of the axis from arrival: the longest request in view fits on it. */
+  arrivalSpan(ends) {
+    const lengths = this.inView().map((index) => ends[index] - this.rows[index].at);
+    return niceSpan(Math.max(SHORTEST, ...(lengths.length ? lengths : [1000])));
+  }
+
+  /** `ago`: how long ago the right end of the common time axis was, in ms. */
+  axis(span, byClock, ago) {
+    const end = ago ? `${clockLength(ago)} ago` : "now";
+    const key = `${span} ${byClock} ${end}`;
     if (this.axisKey === key) return;
     this.axisKey = key;
     const ticks = [0, 1, 2, 3, 4].map((index) => {
-      const at = (span * index) / 4 / 1000;
-      if (!byClock) return `${at} s`;
-      return index === 4 ? (moving ? "now" : "idle") : `−${span / 1000 - at} s`;
+      const at = (span * index) / 4;
+      if (!byClock) return axisTime(at, span);
+      return index === 4 ? end : `−${axisTime(span - at, span)}`;
     });
     byId("axis").replaceChildren(...ticks.map((text) => el("span", { text })));
     [...byId("axis").children].forEach((tick, index) => (tick.style.left = `${index * 25}%`));
@@ -166,7 +192,9 @@ function updateRow(node, row, mine) {
   button.className = `${row.live ? "live" : ""} ${row.state === "error" ? "failed" : ""} ${mine ? "mine" : ""}`;
   button.setAttribute("aria-label", label(row, length));
   say(who, mine ? "yours" : shortName(row.id));
-  say(workers, [row.prefill, row.decode].filter(Boolean).join(" → ") || "–");
+  const attempts = attemptsOf(row);
+  button.classList.toggle("retried", attempts.length > 1);
+  keyed(workers, attempts, (one) => `${one.number} ${one.failed} ${one.workers} ${one.lost}`, attemptNode, () => {});
   say(ttft, row.tokens ? time(firstToken(row)) : "–");
   say(total, ENDS[row.state] || (row.live ? row.state.replace("_", " ") : time(length)));
   say(tokens, row.live ? `${count(row.tokens)} of ${count(row.max_tokens)}` : count(row.tokens));
@@ -201,6 +229,34 @@ function segments(row) {
   return found;
 }
 
+/**
+ * The attempts of a row as {number, workers, lost, failed}, with the live one. `lost`: the workers
+ * that the outcome of a failed attempt names.
+ */
+function attemptsOf(row) {
+  const ended = row.ledger.attempts.map((one) => ({ ...one, workers: [one.prefill_worker, one.decode_worker].filter(Boolean) }));
+  const running = [row.prefill, row.decode].filter(Boolean);
+  if (row.live && ended.at(-1)?.outcome !== "finished") ended.push({ workers: running, outcome: "", phases: {} });
+  const found = ended.map(({ workers, outcome, phases }, index) => {
+    const failed = failedAttempt(row, { outcome, phases }, index < ended.length - 1);
+    const named = outcome.split(/[^\w.-]+/);
+    const lost = failed ? workers.filter((name) => named.includes(name)) : [];
+    return { number: index, workers, failed, lost: failed && !lost.length ? workers : lost };
+  });
+  return found.length ? found.slice(-MAX_ATTEMPTS) : [{ number: 0, workers: [], failed: false, lost: [] }];
+}
+
+function failedAttempt(row, { outcome, phases }, followed) {
+  if (outcome === "finished" || "preempted" in phases) return false;
+  return followed || row.state === "error";
+}
+
+function attemptNode({ workers, failed, lost }) {
+  const parts = workers.flatMap((name, index) => [index ? " → " : "", lost.includes(name) ? el("span", { class: "lost", text: name }) : name]);
+  const mark = failed ? [el("i", { class: "swatch failed", title: "failed attempt" }), " "] : [];
+  return el("span", { class: failed ? "attempt failed" : "attempt" }, ...mark, ...(parts.length ? parts : ["–"]));
+}
+
 const endOf = (row) => row.at + row.phases.reduce((sum, [, ms]) => sum + ms, 0);
 
 function firstToken(row) {
@@ -209,12 +265,30 @@ function firstToken(row) {
 
 function label(row, length) {
   const state = row.live ? row.state.replace("_", " ") : { error: "failed", cancelled: "stopped" }[row.state] ?? "finished";
-  return `${row.id}: ${state}, ${row.path ?? "no path yet"}, ${row.tokens} tokens in ${time(length)}`;
+  const lost = attemptsOf(row).flatMap((one) => one.lost);
+  const after = lost.length ? `, after a failure on ${lost.join(", ")}` : "";
+  return `${row.id}: ${state}, ${row.path ?? "no path yet"}, ${row.tokens} tokens in ${time(length)}${after}`;
 }
 
 /** Shortens a long id. Eight characters are enough to tell the rows apart. */
 function shortName(id) {
   return id.length > 10 ? `${id.slice(0, 8)}…` : id;
+}
+
+function niceSpan(needed) {
+  const power = 10 ** Math.floor(Math.log10(needed));
+  return LENGTHS.map((one) => one * power).find((one) => one >= needed * 0.999);
+}
+
+/** A time on an axis of `span` ms, in the unit of the axis. */
+function axisTime(ms, span) {
+  return span < 1000 ? `${+ms.toFixed(2)} ms` : `${+(ms / 1000).toFixed(3)} s`;
+}
+
+function clockLength(ms) {
+  const seconds = Math.max(1, Math.round(ms / 1000));
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
 }
 
 function placeTip(x, y) {

@@ -87,13 +87,15 @@ function handoff(one) {
 }
 
 function attempts(all) {
-  const items = all.map((one) => {
+  const items = all.map((one, index) => {
+    const failed = index < all.length - 1 && one.outcome !== "finished" && !("preempted" in (one.phases ?? {}));
     const phases = Object.entries(one.phases ?? {}).filter(([, seconds]) => seconds > 0);
     const sum = phases.reduce((total, [, seconds]) => total + seconds, 0);
     const workers = [one.prefill_worker, one.decode_worker].filter(Boolean).join(" → ");
     const parts = phases.map(([phase, seconds]) => `${nameOf(phase)} ${time(seconds * 1000)}`);
     return el(
       "li", {},
+      failed ? el("i", { class: "swatch failed" }) : null,
       `${workers}${sum ? `, ${time(sum * 1000)}` : ""}: ${one.outcome}`,
       parts.length ? el("div", { class: "quiet", text: parts.join(", ") }) : null,
     );

@@ -4,7 +4,7 @@ import { byId, el, keyed, say } from "/page/dom.js";
 import { bytes, clock, count, rate, share } from "/page/format.js";
 import { Sparkline } from "/page/sparkline.js";
 
-const COLUMNS = [["worker", ""], ["KV", "kv"], ["running", "number"], ["waiting", "number"], ["tok/s", "number"]];
+const COLUMNS = [["worker", ""], ["KV held", "kv"], ["running", "number"], ["waiting", "number"], ["tok/s", "number"]];
 
 export class Pools {
   constructor() {
@@ -36,7 +36,9 @@ export class Pools {
 }
 
 function poolNode(pool) {
-  const head = el("tr", {}, ...COLUMNS.map(([name, kind]) => el("th", { scope: "col", class: kind, text: name })));
+  const head = el("tr", {}, ...COLUMNS.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
+  head.querySelector(".kv").prepend(el("i", { class: "swatch" }), " ");
+  head.querySelector(".kv").append(" ", el("i", { class: "swatch cached" }), " cached");
   return el(
     "div", { class: `pool ${pool.name}` },
     el("h3", {}, el("i", { class: `swatch ${pool.name}` }), pool.name, el("span", { class: "pips" }), el("span", { class: "quiet" })),
@@ -74,8 +76,8 @@ function updateWorker(node, worker) {
   const total = worker.blocks_total || 1;
   say(name.firstChild, worker.id);
   const word = worker.state === "ready" && worker.unfit ? "unfit" : worker.state;
-  say(name.lastChild, word === "ready" ? `e${worker.epoch}` : word);
-  name.lastChild.className = word === "ready" ? "quiet epoch" : `badge ${word}`;
+  say(name.lastChild, word === "ready" ? "" : word);
+  name.lastChild.className = word === "ready" ? "" : `badge ${word}`;
   name.title = worker.integrity || worker.unfit || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
   node.classList.toggle("broken", Boolean(worker.integrity));
   const [held, cached] = kv.firstChild.children;

@@ -123,7 +123,7 @@ export class Prompt {
 
   bar(gap, number) {
     const bars = byId("gap-bars");
-    const bar = el("span", { title: `token ${number}: ${time(gap)}`, class: this.arrivals.length === 1 ? "second" : "" });
+    const bar = el("span", { title: number === 2 ? `gap to token 2: ${time(gap)}` : `token ${number}: ${time(gap)}` });
     bar.dataset.gap = gap;
     bars.append(bar);
     if (bars.children.length > MAX_BARS) bars.firstChild.remove();
@@ -142,7 +142,7 @@ export class Prompt {
     const text = `first token after ${time(first[0])}`;
     if (!rest.length) return text;
     const seconds = (rest.at(-1)[0] - first[0]) / 1000;
-    return `${text}, token 2 ${time(rest[0][0] - first[0])} later, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;
+    return `${text}, gap to token 2 ${time(rest[0][0] - first[0])}, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;
   }
 
   summary() {

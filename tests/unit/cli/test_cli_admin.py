@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -63,7 +64,11 @@ STATUS = wire.ClusterStatus(
         wire.PoolStatus(
             "prefill",
             1,
-            (wire.WorkerStatus("prefill-[red]0", "prefill", 7, "ready", "127.0.0.1:1", GOOD),),
+            (
+                wire.WorkerStatus(
+                    "prefill-[red]0", "prefill", 7, "ready", "127.0.0.1:1", GOOD, 1234567
+                ),
+            ),
         ),
         wire.PoolStatus(
             "decode",
@@ -134,7 +139,8 @@ class ScriptedCluster(wire.ClusterServiceServicer):
         return wire.pb.DrainWorkerResponse()
 
 
-def test_status_shows_all(capsys: Output) -> None:
+def test_status_shows_all(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     with serving(ScriptedCluster()) as admin:
         assert run(["status", "--admin", admin]) == 0
     shown = capsys.readouterr().out
@@ -159,6 +165,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "prefill-[red]0",
         "7",
         "ready",
+        "1234567",
         "3",
         "2",
         "25%",
@@ -222,11 +229,33 @@ def test_status_fits_a_narrow_terminal() -> None:
     assert "…" not in text
     for worker in (worker for pool in STATUS.pools for worker in pool.workers):
         (line,) = [
-            one for one in text.splitlines() if f" {worker.worker_id} " in one and "│" in one
+            one for one in text.splitlines() if one.split()[:2] == [worker.worker_id, worker.state]
         ]
-        assert worker.state in line
+        assert line.split()[2] == str(worker.pid or "-")
     assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
     assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits, 2 errors: No" in text
+
+
+@pytest.mark.parametrize(("columns", "most"), [(None, 100), ("80", 80), ("", 100), ("0", 100)])
+def test_status_in_a_pipe_has_the_columns_that_are_wanted(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, columns: str | None, most: int
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    with serving(ScriptedCluster()) as admin:
+        assert run(["status", "--admin", admin]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= most
+    assert "1234567" in shown
+    assert "…" not in shown
+
+
+def test_status_says_that_no_policy_has_decided() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80).print(status_view(replace(STATUS, decisions=()), 80))
+    assert out.getvalue().endswith("No decision of a scaling policy yet.\n")
 
 
 def test_status_as_json(capsys: Output) -> None:
@@ -372,7 +401,8 @@ def test_top_needs_a_terminal(capsys: Output) -> None:
     assert "not a terminal" in capsys.readouterr().err
 
 
-def test_top_shows_the_cluster_until_ctrl_c() -> None:
+@pytest.mark.parametrize("ends", ["Ctrl-C", "q"])
+def test_top_shows_the_cluster_until_it_is_ended(ends: str) -> None:
     cluster = ScriptedCluster()
     ours, theirs = pty.openpty()
     with serving(cluster) as admin:
@@ -387,17 +417,24 @@ def test_top_shows_the_cluster_until_ctrl_c() -> None:
                 "--admin",
                 admin,
             ],
+            stdin=theirs if ends == "q" else subprocess.DEVNULL,
             stdout=theirs,
             stderr=subprocess.PIPE,
             env=os.environ | {"TERM": "xterm", "COLUMNS": "160", "LINES": "40"},
         )
+        before = termios.tcgetattr(ours)
         os.close(theirs)
         shown = b""
-        while b"queue_depth 9 over 4" not in shown:
+        while f"{ends}: quit".encode() not in shown:
             shown += os.read(ours, 65536)
-        process.send_signal(signal.SIGINT)
+        assert b"queue_depth 9 over 4" in shown
+        if ends == "q":
+            os.write(ours, b"xq")
+        else:
+            process.send_signal(signal.SIGINT)
         assert cluster.left.wait(120)
         _, err = process.communicate(timeout=30)
+    assert termios.tcgetattr(ours) == before, "the terminal is as it was"
     os.close(ours)
     assert process.returncode == 0
     assert err == b""

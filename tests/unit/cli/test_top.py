@@ -11,7 +11,7 @@ from rich.console import Console
 from support.scripted_router import serving
 
 from kvrelay.cli.status import looks
-from kvrelay.cli.views.top_view import bar, top_view
+from kvrelay.cli.views.top_view import bar, full_screen, top_view
 from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
 from kvrelay.types.control_plane import RouterLoad, ScalingDecision
@@ -102,19 +102,69 @@ def test_everything_fits(width: int) -> None:
         *(
             "prefill  1 ready of 1",
             "decode  1 ready of 2",
+            "prefill-0",
             "decode-1",
             "BROKEN",
-            "1234.5",
+            "1,234.5",
             "75%",
             "345",
             "1 GiB",
         ),
         *("decode-2 is pending: no Ray node has room for CPU 1",),
-        *("2,469.0 tok/s", "1 → 2", "queue_depth 4 over 4 [b]"),
+        *("prefill 1,234.5 tok/s   decode 1,234.5 tok/s", "1 → 2", "queue_depth 4 over 4 [b]"),
     ):
         assert words in text, words
     assert "queue_depth 5" not in text
     assert len(text.splitlines()) < 40
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_nothing_moves_when_the_numbers_grow(width: int) -> None:
+    """Each line is in its place, and each column has its width, whatever the load is."""
+
+    def at(scale: int) -> wire.ClusterStatus:
+        load = replace(
+            LOAD,
+            running=scale,
+            waiting=scale,
+            tokens_per_second=5731.6 * scale / 99,
+            rss_bytes=1100 * 2**20,
+        )
+        pools = tuple(
+            replace(pool, workers=tuple(replace(one, load=load) for one in pool.workers))
+            for pool in STATUS.pools
+        )
+        router = RouterLoad(
+            "router-0",
+            running=scale,
+            waiting=scale,
+            waiting_for_prefill=scale,
+            finished=27 * scale,
+            failed=scale,
+            ttft_p95_ms=12.0 * scale,
+            itl_p95_ms=9.0 * scale,
+        )
+        return replace(STATUS, pools=pools, router=router, pending=())
+
+    idle, busy = (shown(at(scale), width=width).splitlines() for scale in (0, 99))
+    assert len(idle) == len(busy)
+    for before, after in zip(idle, busy, strict=True):
+        if "worker " in before:
+            assert before == after, "the head of a pool's table"
+        assert (before[:2] == "│ ") == (after[:2] == "│ ")
+
+
+def test_the_last_line_of_the_screen_is_the_hint() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=12, force_terminal=True, color_system=None)
+    console.print(full_screen(top_view(STATUS), "q: quit"))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 12
+    assert lines[-1].strip() == "q: quit"
+
+
+def test_without_decisions_the_view_says_so() -> None:
+    assert "No decision of a scaling policy yet." in shown(replace(STATUS, decisions=()))
 
 
 def test_what_is_not_of_now_says_so() -> None:

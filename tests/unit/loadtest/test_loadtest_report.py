@@ -139,6 +139,7 @@ def test_a_generator_that_is_the_bottleneck_says_so() -> None:
     assert not late(0.02, 1.0).warnings  # 2 % of what was measured
     (warning,) = late(0.02, 0.2).warnings
     assert warning.startswith("the load generator was late: p99 20 ms")
+    assert warning.endswith("lower the rate.")
 
 
 def test_what_was_cut_interrupted_or_missed_is_said() -> None:

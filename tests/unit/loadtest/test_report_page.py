@@ -21,6 +21,7 @@ from support.scripted_router import LEDGER
 from kvrelay.loadtest.html_report import compare_page, page, pareto_page
 from kvrelay.loadtest.html_report.distributions import BINS, distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
+from kvrelay.loadtest.report.latency_names import LONG_NAMES, MEANINGS, SHORT_NAMES
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import PoolSample, Sample, Scaling, Timeline
@@ -170,6 +171,12 @@ def test_a_sweep_shows_the_run_at_its_goodput() -> None:
     assert [one["rate"] for one in found["sweep"]["runs"]] == [1.0, 2.0]
 
 
+def test_every_latency_has_a_name_and_a_meaning() -> None:
+    keys = list(report().latencies())
+    assert list(SHORT_NAMES) == list(LONG_NAMES) == list(MEANINGS) == keys
+    assert data(page(report()))["names"] == LONG_NAMES
+
+
 PROBE = """<script>
 addEventListener("error", (event) => { window.failed = event.message; });
 addEventListener("load", () => setTimeout(() => {
@@ -178,6 +185,10 @@ addEventListener("load", () => setTimeout(() => {
     plots: document.querySelectorAll("svg").length,
     lanes: [...document.querySelectorAll("svg[aria-label^='Load, '] .strong")]
       .map((one) => one.textContent),
+    cut: [...document.querySelectorAll(".stacked td")]
+      .filter((one) => one.scrollWidth > one.clientWidth + 1
+        || one.getBoundingClientRect().right > innerWidth).length,
+    banners: [...document.querySelectorAll(".banner")].map((one) => one.textContent),
     bars: document.querySelectorAll("svg rect").length, wide: root.scrollWidth - root.clientWidth,
     text: document.body.innerText };
   parent.postMessage(found, "*");
@@ -238,6 +249,7 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
     found = browser(page(report()), width)
     assert found["failed"] is None
     assert found["wide"] == 0  # nothing sticks out sideways
+    assert found["cut"] == 0
     assert found["title"] == "Load test · kvrelay"
     assert found["plots"] == 4 + 1 + 4 + 1  # distributions, the one timeline, details, Gantt
     assert found["bars"] > 29 * 4
@@ -246,17 +258,25 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
         "UNAVAILABLE",
         "Scaling decisions",
         "Gap to token 2",
-        "KV occupancy",
+        "KV held",
+        "Utilisation",
         "unlimited cache",
     ):
         assert words in found["text"]
     assert found["lanes"] == [
         "Arrivals per second",
-        "TTFT, ms, by arrival",
+        "TTFT, ms, by arrival, log scale",
         "ITL p95, ms",
         "Requests waiting",
         "Workers",
     ]
+
+
+def test_a_warning_is_a_sentence(browser: Callable[[str, int], dict[str, Any]]) -> None:
+    found = browser(page(replace(report(), interrupted=True)), 1280)
+    assert len(found["banners"]) == 1
+    assert found["banners"][0].startswith("Interrupted: 30 requests were sent")
+    assert found["banners"][0].endswith("were answered or failed.")
 
 
 def test_a_browser_draws_comparisons_and_sweeps(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 from support.browser import Browser, chromium
 from support.fake_worker import worker_info
@@ -142,3 +143,62 @@ async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(
         await browser.until("#state-word", lambda text: text == "ready")
         complaints = [one for one in await browser.errors() if "401" not in one]
         assert complaints == []
+
+
+async def complete(cluster: RouterHarness, max_tokens: int) -> None:
+    body = {"model": "demo", "prompt": "once upon a time " * 9, "max_tokens": max_tokens}
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as client:
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+PRESSED = "return document.querySelector('#align [aria-pressed=true]').textContent"
+# The last label of the axis.
+AXIS_END = "#axis span:last-child"
+
+
+async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: Browser) -> None:
+    for name in ("decode-0", "decode-1"):
+        cluster.workers[name].pace_s = 0.01
+    await complete(cluster, 300)
+    for _ in range(10):
+        await asyncio.gather(*(complete(cluster, 8) for _ in range(4)))
+    await browser.open(cluster.http + "/")
+    # No click: the page opens on this tab and stays on it.
+    assert await browser.run(PRESSED) == "from arrival"
+    await browser.until("#state-word", lambda text: text == "ready")
+    end = await browser.until(AXIS_END, lambda text: bool(text))
+    assert end.endswith(" ms"), "the long request is out of view"
+    assert await browser.run(PRESSED) == "from arrival"
+    await browser.run("document.getElementById('gantt').scrollTop = 1e6")
+    await browser.until(AXIS_END, lambda text: text.endswith(" s"))
+
+    # The time axis of an idle cluster ends near the last request, and says when that was.
+    await browser.click("[data-align=clock]")
+    await browser.until(AXIS_END, lambda text: text.endswith(" s ago"))
+    await browser.run("document.getElementById('gantt').scrollTop = 0")
+    assert await browser.run(
+        "const row = document.querySelector('#gantt .bars').getBoundingClientRect();"
+        "const bar = document.querySelector('#gantt .bar.decode').getBoundingClientRect();"
+        "return bar.right > row.left && bar.left < row.right"
+    )
+
+
+async def test_a_failed_over_request_names_the_lost_worker(
+    cluster: RouterHarness, browser: Browser
+) -> None:
+    for name in ("decode-0", "decode-1"):
+        cluster.workers[name].pace_s = 0.02
+    request = asyncio.create_task(complete(cluster, 40))
+    async with asyncio.timeout(60):
+        while not (held := [name for name, one in cluster.workers.items() if one.worker.sequences]):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    await cluster.kill(held[0])
+    await request
+    await browser.open(cluster.http + "/")
+    await browser.until("#gantt .attempt.failed .lost", lambda text: text == held[0])
+    assert await browser.run("return document.querySelectorAll('#gantt .attempt').length") == 2
+    assert await browser.run("return document.querySelectorAll('#gantt .bar.failed').length") == 1
+    await browser.click("#gantt button")
+    await browser.until("#detail .attempts", lambda text: f"{held[0]} was lost" in text)
+    assert await browser.run("return document.querySelectorAll('.attempts .failed').length") == 1
