@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 from kvrelay.types.control_plane import RECENT, RequestShape
-from router.core.lifecycle import Lifecycle
 
 # Requests that are kept, and for how long, in seconds.
 _MOST = 1024
@@ -21,12 +20,12 @@ class RecentRequests:
         # Oldest first.
         self._shapes: deque[tuple[float, RequestShape]] = deque(maxlen=_MOST)
 
-    def ended(self, life: Lifecycle, now: float) -> None:
-        """Adds a request that has ended. The prompt of one that ended without a token was not
-        computed, as far as is known.
+    def ended(self, prompt: int, cached: int, output: int, now: float) -> None:
+        """Adds a request that has ended: tokens of its prompt, those that were cached, and new ones
+        of its answer. As far as is known, the prompt of a request without an answer was not
+        computed.
         """
-        prompt, output = len(life.request.token_ids), len(life.tokens) - len(life.request.resume)
-        cached = life.cached_tokens if output else prompt
+        cached = cached if output else prompt
         self._shapes.append((now, RequestShape(prompt, cached, output)))
 
     def sample(self, now: float) -> tuple[RequestShape, ...]:

@@ -84,7 +84,9 @@ class Requests:
             self.queue.remove(request_id)
             self.entries.pop(request_id, None)
             if entry.begun is not None:
-                self.recent.ended(life, now)
+                prompt, output = len(life.request.token_ids), len(life.tokens)
+                output -= len(life.request.resume)
+                self.recent.ended(prompt, life.cached_tokens, output, now)
             if (
                 life.state == "finished"
                 and life.last_assignment is not None

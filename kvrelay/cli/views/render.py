@@ -246,7 +246,8 @@ def ledger_table(completion: Completion) -> RenderableType:
     ledger = completion.ledger
     several_attempts = ledger is not None and len(ledger.attempts) > 1
     table = Table()
-    table.add_column("phase, sum of all attempts" if several_attempts else "phase")
+    phase = "at the router: phase"
+    table.add_column(f"{phase}, sum of all attempts" if several_attempts else phase)
     table.add_column("time", justify="right")
     if ledger is None:
         table.add_row("no ledger received", "")
@@ -254,8 +255,7 @@ def ledger_table(completion: Completion) -> RenderableType:
     for name, seconds in ledger.phases:
         table.add_row(name, milliseconds(seconds))
     table.add_section()
-    table.add_row("TTFT at the router, the sum", milliseconds(ledger.ttft_seconds))
-    table.add_row("TTFT at this client", milliseconds(completion.ttft_seconds))
+    table.add_row("TTFT, the sum", milliseconds(ledger.ttft_seconds))
     # An answer of one token has no time between tokens.
     several = completion.usage.completion_tokens > 1
     gap, decode = (
@@ -264,6 +264,9 @@ def ledger_table(completion: Completion) -> RenderableType:
     table.add_row("gap to token 2", milliseconds(gap))
     table.add_row("first to last token", milliseconds(decode))
     table.add_row("end to end", milliseconds(ledger.e2e_seconds))
+    # The other times are of the router's clock.
+    table.add_section()
+    table.add_row("TTFT at this client", milliseconds(completion.ttft_seconds))
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
     if thought := completion.usage.reasoning_tokens:
         lines.append(f"thinking: {thought} of {completion.usage.completion_tokens} tokens")

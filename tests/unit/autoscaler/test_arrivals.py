@@ -139,6 +139,17 @@ def test_an_outage_is_no_rise(sees_nobody: bool) -> None:
     assert rate is not None
 
 
+def test_counts_of_hours_ago_are_forgotten() -> None:
+    """Another controller led in between, at another load."""
+    arrivals = Arrivals(WINDOW_S, gap_s=15.0)
+    for now in range(60):
+        arrivals.seen([load(40 * now)], float(now))
+    for now in range(3660, 3680):
+        arrivals.seen([load(4000 + now // 2)], float(now))
+        rate = arrivals.rate(AHEAD_S)
+        assert rate is None or rate == pytest.approx(0.5, abs=0.1)
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.integers(0, 2**63 - 1)), min_size=1, max_size=200))
 def test_any_counts_give_a_rate_and_a_bounded_memory(steps: list[tuple[float, int]]) -> None:
     arrivals, now = Arrivals(WINDOW_S, GAP_S), 0.0

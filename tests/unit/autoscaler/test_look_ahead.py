@@ -162,6 +162,17 @@ def test_an_overloaded_pool_does_not_hide_its_load() -> None:
     assert found["decode"].size >= planned(20.0)["decode"]
 
 
+def test_a_pool_that_does_no_work_is_not_grown() -> None:
+    """Decode workers may compute all the prompts."""
+    load = Load(40.0, factor=0.001, sizes=(9, 9))
+    found = load.after(120)
+    assert found["prefill"].size == found["decode"].size == 1
+
+
+def test_a_prefill_pool_without_requests_may_be_empty() -> None:
+    assert Load(0.0).after(60)["prefill"].size == 0
+
+
 def test_an_slo_that_no_size_keeps_is_told_and_the_load_still_served() -> None:
     tight = policy(
         prefill={"max_replicas": 50, "metrics": [{"name": "slo", "ttft_ms": 1.0}]},

@@ -4,9 +4,11 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from autoscaler.lease import DEADLINE_S, Lease
 from autoscaler.loop import Autoscaler
+from autoscaler.scaling_policy import Foreseen
 from kvrelay.clock import ManualClock
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
@@ -192,6 +194,25 @@ async def test_a_pool_that_nobody_reports_on_keeps_its_size(
         await autoscaler.tick()
         clock.advance(60.0)
     assert await registry.desired() == {"decode": 4}
+
+
+async def test_the_other_metrics_go_on_without_the_look_ahead(
+    registry: Registry, clock: ManualClock
+) -> None:
+    class Broken:
+        def foresee(self, *_: object) -> dict[PoolName, Foreseen]:
+            raise KeyError("broken")
+
+    autoscaler = leading(registry, clock, POLICY)
+    autoscaler._look_ahead = Broken()  # type: ignore[assignment]
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=37)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await autoscaler.tick()
+            clock.advance(61.0)
+    assert await registry.desired() != {"decode": 1}
+    assert [one["event"] for one in logs].count("look_ahead_failed") == 1
 
 
 async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None:

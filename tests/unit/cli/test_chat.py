@@ -78,7 +78,7 @@ def test_commands(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "Instruction: Rhyme." in shown
     assert f"/file {tmp_path}/none: No such file or directory." in shown
     assert "/nonsense is no command; /help lists them." in shown
-    assert shown.count("TTFT at the router") == 1
+    assert shown.count("TTFT, the sum") == 1
     documented = re.findall(r"^(/\w+)", shown[shown.index("/system TEXT") :], re.MULTILINE)
     assert documented == ["/system", "/ledger", "/file", "/reset", "/quit"]
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from kvrelay.config.config_file import load_config, load_policy
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.security import KeyPairConfig, SecurityConfig
 from kvrelay.errors import ConfigError
+from kvrelay.planning.profile import Profile
+from kvrelay.planning.step_cost_model import StepCostModel
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 POLICY = "prefill:\n  metrics:\n    - {name: queue_depth, target: %s}\n"
@@ -316,7 +321,7 @@ BAD_CONFIGS = {
         "model.max_model_len: must be at least 2, not 1",
     ),
     "unclosed": ("kv: {block_size: 8\n", 2, "while parsing a flow mapping"),
-    "tab": ("kv:\n\tblock_size: 8\n", 2, "while scanning for the next token"),
+    "tab": ("kv:\n\tblock_size: 8\n", 2, "a tab; YAML wants spaces"),
     "two documents": ("kv: {}\n---\nkv: {}\n", 2, "expected a single document in the stream"),
     "control character": ("kv: {}\n# \x07\n", 2, "character '\\x07' is not allowed in YAML"),
     "half a surrogate pair": (
@@ -368,7 +373,7 @@ BAD_POLICIES = {
     "no target": (
         "prefill:\n  metrics:\n    - name: kv_occupancy\n",
         3,
-        "prefill.metrics[0].target: is missing",
+        "prefill.metrics[0]: kv_occupancy needs a target; add target: NUMBER",
     ),
     "metrics as a mapping": (
         "prefill:\n  metrics: {name: x}\n",
@@ -455,6 +460,58 @@ def test_a_bad_policy_is_refused_when_the_configuration_is_loaded(
         assert caught.value.message.startswith(f"{policy}:{line}: {says}"), caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file or directory; write it with `kvrelay profile"),
+        ("folder", "is not a file"),
+        ("pipe", "is not a file"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"{}", "not a profile"),
+        (b"[" * 100_000, "not a profile"),
+        (b" " * 2**21, "not a profile"),
+        (b"zero", "its steps take no time"),
+    ],
+)
+def test_a_profile_that_is_none(tmp_path: Path, content: object, says: str) -> None:
+    profile = tmp_path / "profile.json"
+    if content == "folder":
+        profile.mkdir()
+    elif content == "pipe":
+        os.mkfifo(profile)
+    elif content == b"zero":
+        costs = StepCostModel(*[0.0] * 10, kind="measured")
+        profile.write_text(json.dumps(Profile(costs, 1, 1, 1).to_json()))
+    elif isinstance(content, bytes):
+        profile.write_bytes(content)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("profile: profile.json\nprefill: {metrics: [{name: slo, ttft_ms: 500}]}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_policy(policy)
+    assert caught.value.message.startswith(f"{policy}:1: profile: {profile}")
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("{name: slo, ttft_ms: 500}", "slo needs the step costs of a worker; add profile: FILE"),
+        ("{name: slo, itl_ms: 500}", "slo of the prefill pool needs ttft_ms"),
+        ("{name: slo, ttft_ms: 0}", "ttft_ms: must be above 0"),
+        ("{name: slo, ttft_ms: 500, target: 4}", "target: has no meaning for slo"),
+        ("{name: queue_depth}", "queue_depth needs a target"),
+        ("{name: queue_depth, target: 4, itl_ms: 4}", "itl_ms: has no meaning for queue_depth"),
+    ],
+)
+def test_metrics_have_the_keys_of_their_kind(tmp_path: Path, metric: str, says: str) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"prefill: {{metrics: [{metric}]}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_policy(policy)
+    assert caught.value.message.startswith(f"{policy}:1: prefill.metrics[0]")
+    assert says in caught.value.message
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     large = tmp_path / "large.yaml"
     large.write_bytes(b"# " + b"x" * 2**20)
@@ -538,12 +595,14 @@ def test_shipped_configurations_load(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted(CONFIGS.glob("autoscaling/*.yaml")), ids=lambda path: path.name
 )
-def test_shipped_policies_name_every_key(path: Path) -> None:
-    policy = load_policy(path)
+def test_shipped_policies_name_every_key(path: Path, tmp_path: Path) -> None:
+    costs = StepCostModel(*[1e-3] * 10, kind="measured")
+    (tmp_path / "profile.json").write_text(json.dumps(Profile(costs, 1, 1, 1).to_json()))
+    policy = load_policy(Path(shutil.copy(path, tmp_path)))
     assert policy.prefill is not None
     assert policy.decode is not None
     spelt_out = yaml.safe_load(path.read_text())
-    assert set(spelt_out) == set(AutoscalingPolicy.model_fields)
+    assert set(spelt_out) | {"profile"} == set(AutoscalingPolicy.model_fields)
     for pool in ("prefill", "decode"):
         assert set(spelt_out[pool]) == set(type(policy.prefill).model_fields)
 
