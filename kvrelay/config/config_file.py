@@ -230,6 +230,8 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
             sign = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
             ((relation, bound),) = context.items()
             text = f"must be {sign[relation]} {bound:g}"
+        case "string_type" if error["loc"][0] == "listen":
+            text = "must be HOST:PORT, such as 127.0.0.1:8000"
         case "string_too_short":
             return "is empty; give a path, or leave the key out"
         case "finite_number":

@@ -60,6 +60,7 @@ MISTAKES = [
     ("serve --model {junk}", 2, "it is a file, not a folder"),
     ("serve --config {junk}x", 2, "cannot be read: No such file"),
     ("scale --admin {admin} prefil=2", 2, "give prefill=N or decode=N"),
+    ("scale --admin {admin} --decode 2", 2, "write decode=N"),
     ("drain --admin {admin} nobody", 1, "the workers are {workers}"),
     ("loadtest report {junk}", 2, "not a report of `kvrelay loadtest --json`"),
     ("top --admin {admin}", 2, "the output is not a terminal; use kvrelay status"),

@@ -320,6 +320,11 @@ BAD_CONFIGS = {
         1,
         "model.max_model_len: must be at least 2, not 1",
     ),
+    "port alone": (
+        "listen: {http: 8000}\n",
+        1,
+        "listen.http: must be HOST:PORT, such as 127.0.0.1:8000, not 8000",
+    ),
     "unclosed": ("kv: {block_size: 8\n", 2, "while parsing a flow mapping"),
     "tab": ("kv:\n\tblock_size: 8\n", 2, "a tab; YAML wants spaces"),
     "two documents": ("kv: {}\n---\nkv: {}\n", 2, "expected a single document in the stream"),
