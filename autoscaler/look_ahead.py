@@ -78,7 +78,9 @@ class LookAhead:
         found: dict[PoolName, Foreseen] = {}
         for pool in POOLS:
             rules = self._policy.pool(pool)
-            slo = next((one for one in rules.metrics if one.name == "slo"), None) if rules else None
+            if rules is None:
+                continue
+            slo = next((one for one in rules.metrics if one.name == "slo"), None)
             if slo is None:
                 continue
             limit_s = ((slo.ttft_ms if pool == "prefill" else slo.itl_ms) or 0.0) / 1000
@@ -88,7 +90,7 @@ class LookAhead:
             expected = self._arrivals.rate(self._ahead_s[pool])
             if expected is not None:
                 demand = with_rate(demand, expected)
-                found[pool] = self._size(pool, demand, kind, now_rate)
+                found[pool] = self._foreseen(pool, demand, kind, now_rate, rules.tolerance)
         return found
 
     def _kind(self, workers: Sequence[WorkerInfo]) -> WorkerKind:
@@ -146,17 +148,16 @@ class LookAhead:
         mean, _ = work.context()
         return work.decoded * kind.costs.decode_s(1, mean)
 
-    def _size(self, pool: PoolName, demand: Demand, kind: WorkerKind, present: float) -> Foreseen:
+    def _foreseen(
+        self, pool: PoolName, demand: Demand, kind: WorkerKind, present: float, tolerance: float
+    ) -> Foreseen:
         ratio, work = self._corrections[pool].ratio, demand.workload
-        corrected = with_rate(demand, work.rate * ratio)
         if pool == "prefill":
-            latency, tokens = f"TTFT {demand.slo.ttft_s * 1000:g} ms", f"{work.mean_prompt:.4g}"
-            each = f"{tokens} prompt tokens, {work.cached_share:.0%} cached"
-            found = prefill_pool(corrected, kind)
+            latency = f"TTFT {demand.slo.ttft_s * 1000:g} ms"
+            each = f"{work.mean_prompt:.4g} prompt tokens, {work.cached_share:.0%} cached"
         else:
-            latency, tokens = f"ITL {demand.slo.itl_s * 1000:g} ms", f"{work.mean_answer:.4g}"
-            each = f"{tokens} tokens"
-            found = decode_pool(corrected, kind, self._max_batch)
+            latency = f"ITL {demand.slo.itl_s * 1000:g} ms"
+            each = f"{work.mean_answer:.4g} tokens"
         text = (
             f"slo: {work.rate:.3g} requests/s in {self._ahead_s[pool]:.3g} s ({present:.3g} now) "
             f"of {each}, measured load {ratio:.2g} x expected"
@@ -164,11 +165,26 @@ class LookAhead:
         if pool == "prefill" and not work.rate:
             # The policy's min_replicas may be 0.
             return Foreseen(0, f"{text} → 0")
+        size, why_not = self._size(pool, with_rate(demand, work.rate * ratio), kind)
+        most, _ = self._size(pool, with_rate(demand, work.rate * ratio * (1 + tolerance)), kind)
+        if why_not:
+            return Foreseen(size, f"{text}; {why_not} → {size} for the load alone", most)
+        return Foreseen(size, f"{text}, {latency} → {size}", most)
+
+    def _size(self, pool: PoolName, demand: Demand, kind: WorkerKind) -> tuple[int, str]:
+        """Returns the size for a demand, and why no size keeps the latency, if none does. More
+        workers than the load needs would not change that.
+        """
+        # The same room for chance that keeps a pool from shrinking.
+        least = max(1, least_size(self._load(pool, demand, kind)))
+        found = (
+            prefill_pool(demand, kind)
+            if pool == "prefill"
+            else decode_pool(demand, kind, self._max_batch)
+        )
         if isinstance(found, PoolSize):
-            return Foreseen(found.workers, f"{text}, {latency} → {found.workers}")
-        # No size keeps the latency. More workers than the load needs would not change that.
-        size = max(1, least_size(self._load(pool, corrected, kind)))
-        return Foreseen(size, f"{text}; {found} → {size} for the load alone")
+            return max(found.workers, least), ""
+        return least, found
 
 
 def with_rate(demand: Demand, rate: float) -> Demand:

@@ -25,6 +25,8 @@ class Foreseen:
 
     size: int
     reason: str
+    # The size for a load that is larger by the policy's tolerance. Sizes up to it stay as they are.
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
             if snapshot.foreseen is None:
                 unknown.append(metric.name)
             else:
-                answers.append((snapshot.foreseen.size, snapshot.foreseen.reason))
+                answers.append(_foreseen(snapshot.foreseen, snapshot.size, policy.tolerance))
             continue
         value = snapshot.metrics.get(metric.name)
         if (
@@ -178,6 +180,12 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     if recommendation < policy.min_replicas:
         return policy.min_replicas, f"{reason}, limited to {policy.min_replicas} by min_replicas"
     return recommendation, reason
+
+
+def _foreseen(foreseen: Foreseen, size: int, tolerance: float) -> tuple[int, str]:
+    if foreseen.size < size <= foreseen.most:
+        return size, f"{foreseen.reason}; {size} is within tolerance {tolerance:g}"
+    return foreseen.size, foreseen.reason
 
 
 def least_size(load: float) -> int:
