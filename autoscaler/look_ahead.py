@@ -40,9 +40,9 @@ class LookAhead:
     - The load is the expected rate of requests times the work of the last ones: the profile's step
       costs over their lengths.
     - The work is corrected by the ratio of the load that the workers measure to the load that the
-      profile gives for the present rate.
-    - The size is that of `kvrelay plan` for this load: the smallest pool in which 90% of the
-      requests keep the latency.
+      profile gives for the requests that have caused it.
+    - The size is that of `kvrelay plan` for this load, the smallest pool in which 90% of the
+      requests keep the latency, and at least `least_size`.
     """
 
     def __init__(

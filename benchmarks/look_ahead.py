@@ -32,6 +32,7 @@ from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.traces.trace_azure import read_azure
 from kvrelay.loadtest.workload import PlannedRequest
+from kvrelay.percentiles import percentile
 from kvrelay.planning.device import Efficiency, find_device
 from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.model_source import published
@@ -178,7 +179,7 @@ def main(
             one,
             name,
             f"{met / len(report.rows):.1%}",
-            f"{ttft[int(0.95 * len(ttft))]:.2f} s",
+            f"{percentile(ttft, 95):.2f} s",
             f"{report.options['worker_seconds']:,.0f}",
             f"{most[0]} + {most[1]}",
             str(len(changes)),

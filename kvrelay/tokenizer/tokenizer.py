@@ -17,6 +17,7 @@ import tokenizers
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from kvrelay.errors import ModelRefused, NotFound
+from kvrelay.models import TOKENIZER_FILE
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Most small vocabularies lack some of these characters.
@@ -47,7 +48,7 @@ class Tokenizer:
         """Loads the tokenizer of a model folder. Raises NotFound if the folder has no
         tokenizer.json, and ModelRefused if the file is broken.
         """
-        path = Path(model_folder) / "tokenizer.json"
+        path = Path(model_folder) / TOKENIZER_FILE
         if not path.is_file():
             raise NotFound(
                 f"{path} does not exist, so this model accepts no text; send token_ids, or add "

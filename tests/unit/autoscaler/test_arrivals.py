@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.poisson import poisson
 
 from autoscaler.arrivals import Arrivals
 from kvrelay.types.control_plane import RouterLoad
@@ -66,13 +67,6 @@ def test_noise_is_seldom_a_trend(rate: float) -> None:
         found.append(arrivals.rate(AHEAD_S) or 0.0)
     assert sum(found) / len(found) == pytest.approx(rate, rel=0.15)
     assert sum(one > 1.8 * rate + 1 for one in found) < 0.02 * len(found)
-
-
-def poisson(rng: random.Random, mean: float) -> int:
-    number, at = -1, 0.0
-    while at < 1:
-        at, number = at + rng.expovariate(mean), number + 1
-    return number
 
 
 def test_a_rate_needs_some_seconds() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.poisson import poisson
 
 from autoscaler.look_ahead import LookAhead
 from autoscaler.pool_sizes import decide_pools
@@ -248,13 +249,6 @@ def test_requests_at_random_times_seldom_change_a_size(rate: float) -> None:
     # A burst may grow a pool, which shrinks again.
     assert changes <= 4
     assert all(0 <= sizes[pool] - planned(rate)[pool] <= 2 for pool in POOLS)
-
-
-def poisson(rng: random.Random, mean: float) -> int:
-    number, at = -1, 0.0
-    while at < 1:
-        at, number = at + rng.expovariate(mean), number + 1
-    return number
 
 
 QUEUE = {"name": "queue_depth", "target": 2.0}
