@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn_page import drawn_page
 from support.scripted_router import LEDGER
 
 from kvrelay.loadtest.html_report import compare_page, page, pareto_page
@@ -29,7 +28,6 @@ from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.slo import parse_slos
 from kvrelay.loadtest.sweep import Sweep
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVIL = "</script><script>document.title = 'stolen'</script>"
 
 
@@ -177,71 +175,11 @@ def test_every_latency_has_a_name_and_a_meaning() -> None:
     assert data(page(report()))["names"] == LONG_NAMES
 
 
-PROBE = """<script>
-addEventListener("error", (event) => { window.failed = event.message; });
-addEventListener("load", () => setTimeout(() => {
-  const root = document.documentElement;
-  const found = { failed: window.failed ?? null, title: document.title,
-    plots: document.querySelectorAll("svg").length,
-    lanes: [...document.querySelectorAll("svg[aria-label^='Load, '] .strong")]
-      .map((one) => one.textContent),
-    cut: [...document.querySelectorAll(".stacked td")]
-      .filter((one) => one.scrollWidth > one.clientWidth + 1
-        || one.getBoundingClientRect().right > innerWidth).length,
-    banners: [...document.querySelectorAll(".banner")].map((one) => one.textContent),
-    bars: document.querySelectorAll("svg rect").length, wide: root.scrollWidth - root.clientWidth,
-    text: document.body.innerText };
-  parent.postMessage(found, "*");
-}, 300));
-</script>"""
-FRAME = """<!doctype html><body><iframe style="border:0;width:{width}px;height:3000px"
- srcdoc="{document}"></iframe>
-<script>
-addEventListener("message", (event) => {{
-  const found = document.createElement("pre");
-  found.id = "found";
-  found.textContent = JSON.stringify(event.data);
-  document.body.append(found);
-}});
-</script>"""
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, Any]]:
     """browser(document, width in px) -> what the probe in it found."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    folder = tmp_path_factory.mktemp("chromium")
-    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-    quiet += ["--disable-component-update", "--disable-sync"]
-
-    def look(document: str, width: int) -> dict[str, Any]:
-        framed = (
-            document.replace("<head>", f"<head>{PROBE}", 1)
-            .replace("&", "&amp;")
-            .replace('"', "&quot;")
-        )
-        file = folder / "frame.html"
-        file.write_text(FRAME.format(width=width, document=framed))
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            *quiet,
-            f"--user-data-dir={folder}/profile",
-            "--virtual-time-budget=4000",
-        ]
-        command = [CHROMIUM, *flags, "--window-size=1400,1000", "--dump-dom", file.as_uri()]
-        dumped = subprocess.run(
-            command, capture_output=True, text=True, timeout=90, check=True
-        ).stdout
-        found = re.search(r'<pre id="found">(.*?)</pre>', dumped, re.DOTALL)
-        assert found is not None, dumped[-2000:]
-        value: dict[str, Any] = json.loads(
-            found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-        )
-        return value
-
-    return look
+    profile = tmp_path_factory.mktemp("chromium")
+    return lambda document, width: drawn_page(document, profile, width)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
