@@ -186,8 +186,9 @@ async def run_router(
 
     async def announce() -> None:
         """Updates gRPC's health service when the state changes. Calls `ready` once, when the router
-        is ready.
+        is ready. No request shall wait for the process that tries out guidance.
         """
+        await frontend.guidance.warm_up()
         announced = False
         while True:
             await driver.changed.wait()

@@ -20,7 +20,7 @@ MAX_KNOWN = 4096
 class GuidanceCheck:
     """Tries out guidance in a child process, one at a time in the fair order of the tenants.
 
-    The process starts on first use. Guidance that was checked lately has its result at once.
+    Guidance that was checked lately has its result at once.
     """
 
     def __init__(self, card: ModelCard) -> None:
@@ -28,6 +28,10 @@ class GuidanceCheck:
         self._threads = FairThreads(1, 0, "guidance")
         # Digest -> why the guidance is not accepted, or empty. The last used last.
         self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    async def warm_up(self) -> None:
+        """Starts the child process, so that no request waits for that."""
+        await asyncio.to_thread(self._trial.warm_up)
 
     async def check(self, guidance: Guidance, tenant: Tenant) -> None:
         """Raises InvalidArgument with llguidance's reason if the model cannot follow the guidance,

@@ -34,6 +34,9 @@ THREADS = max(2, min(8, (os.cpu_count() or 2) - 1))
 RENDERERS = 2
 # Timeout of the first rendering, which imports and compiles.
 _WARM_UP_S = 20.0
+_WARM_UP = ChatOptions(
+    tools='[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}]'
+)
 # Cost of a message of a conversation, in characters of equal cost.
 MESSAGE_COST = 64
 # Cost of detokenizing one token of an answer, for router.runtime.loop_slices.
@@ -328,7 +331,7 @@ def replay(sink: TokenSink, token_ids: Sequence[int]) -> Generator[int, None, No
 
 async def _warm(renderer: ChatTemplate) -> None:
     try:
-        await renderer.render([ChatMessage("user", "Hello")], timeout_s=_WARM_UP_S)
+        await renderer.render([ChatMessage("user", "Hello")], _WARM_UP, timeout_s=_WARM_UP_S)
     except InvalidArgument:
         # The template wants other messages, and its process has started.
         return

@@ -15,6 +15,7 @@ from fuzz.proto import spoiled_bytes
 from fuzz.rig import Rig, rig
 from google.protobuf.message import DecodeError
 from support.no_adapters import NoAdapters
+from support.no_grammars import NoGrammars
 from support.transfer_ends import LAYOUT, MemoryFile
 
 from decode_worker.stage import DecodeStage
@@ -22,7 +23,6 @@ from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
 from kvrelay.messages import (
     Abort,
@@ -214,13 +214,6 @@ class PlayedRunner:
         self.max_model_len, self.vocab_size, self.eos_token_ids = 200, 100, frozenset({2})
         self.grammars = NoGrammars()
         self.adapters = NoAdapters()
-
-
-class NoGrammars:
-    """Of a model that cannot follow guidance."""
-
-    def open(self, *_: object) -> Matcher:
-        raise InvalidArgument("this model cannot follow guidance", field="guidance")
 
 
 @contextmanager

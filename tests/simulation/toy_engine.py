@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import xxhash
 from support.no_adapters import NoAdapters
+from support.no_grammars import NoGrammars
 
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.engine.sequence_segment import Segment
@@ -97,6 +98,7 @@ class ToyRunner:
     rank_pids = ()
     warmup = None
     adapters = NoAdapters()
+    grammars = NoGrammars()
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ CPU_S = 0.5
 SLOW_MASK_S = 0.02
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
+# Compiled before the first request.
+SMALL = Guidance("json_schema", '{"type": "object"}')
 # Characters of llguidance's reason in an error.
 _MAX_REASON = 300
 

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 
-from kvrelay.engine.sampling.grammar import CPU_S, refusal
-from kvrelay.errors import InvalidArgument, Unavailable
+from kvrelay.engine.sampling.grammar import CPU_S, SMALL, refusal
+from kvrelay.errors import InvalidArgument, KvRelayError, Unavailable
 from kvrelay.types.requests import Guidance
 
 _CHILD = "kvrelay.engine.sampling.grammar_process"
@@ -29,7 +29,7 @@ _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 class GrammarTrial:
     """Tries out guidance, one at a time. Safe to call from any thread, which it blocks.
 
-    The process starts on first use, and again after a grammar has ended it.
+    The process starts on first use or in `warm_up`, and again after a grammar has ended it.
     """
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -38,6 +38,13 @@ class GrammarTrial:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
+
+    def warm_up(self) -> None:
+        """Starts the process, so that no request waits for that. If it fails, the requests with
+        guidance show the reason.
+        """
+        with contextlib.suppress(KvRelayError):
+            self.check(SMALL)
 
     def check(self, guidance: Guidance) -> None:
         """Raises InvalidArgument with the reason if the guidance is not accepted, and Unavailable

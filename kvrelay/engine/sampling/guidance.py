@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from llguidance import LLMatcher
 
-from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.engine.sampling.grammar import SMALL, GrammarCompiler
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError
@@ -33,12 +33,11 @@ class Grammars:
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Reads the vocabulary, so that no request waits for that. If it fails, the requests with
-        guidance show the reason. The process of the trial starts on first use: few clusters are
-        asked for guidance, and it takes memory.
+        """Reads the vocabulary, starts the process of the trial and compiles a grammar, so that no
+        request waits for that. Blocks. If it fails, the requests with guidance show the reason.
         """
         with suppress(KvRelayError):
-            _ = self._compiler.tokenizer
+            self.open(SMALL, (), 0)
 
     def open(self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from typing import Any
 
@@ -83,8 +82,6 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
             worker=settings.worker_id,
             reason=runner.not_captured,
         )
-    # Not awaited: few workers are asked for guidance in their first second.
-    threading.Thread(target=runner.grammars.warm_up, name="guidance warm-up", daemon=True).start()
     return runner
 
 

@@ -69,7 +69,10 @@ async def stand_by(
         telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
         try:
             prepared.runner = await load_runner(replace(settings, pool="decode"), model)
-            await asyncio.to_thread(warm_up, prepared.runner)
+            await asyncio.gather(
+                asyncio.to_thread(warm_up, prepared.runner),
+                asyncio.to_thread(prepared.runner.grammars.warm_up),
+            )
             telling.cancel()
             telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
             log.info("standby_ready", worker=settings.worker_id, pid=os.getpid())

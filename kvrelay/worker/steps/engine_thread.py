@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from kvrelay.clock import Clock
@@ -28,6 +29,7 @@ class EngineThread(StepThread):
         """Runs the warm-up steps before user requests. The first compiles kernels and allocates
         memory, so that no request waits for that; the second measures the time of a step.
         """
+        guidance = asyncio.create_task(asyncio.to_thread(self._runner.grammars.warm_up))
         if self._runner.warmup is None:
             for _ in range(WARMUP_STEPS):
                 try:
@@ -36,6 +38,7 @@ class EngineThread(StepThread):
                     log.warning("warmup_step_failed", reason=str(failed))
         else:
             self.watch.proven(*self._runner.warmup)
+        await guidance
         self.proven = True
 
     async def run(

@@ -174,8 +174,9 @@ async def test_a_sequence_is_aborted_while_its_grammar_is_compiled_and_others_ru
         assert go_on.wait(60)
         check(trial, guidance)
 
-    monkeypatch.setattr(GrammarTrial, "check", slow)
     async with workers(model, config(), "decode-0") as running:
+        # The worker has warmed up.
+        monkeypatch.setattr(GrammarTrial, "check", slow)
         session = await running.session("decode-0")
         for attempt in range(2):
             await session.send(RunLocal(replace(spec("r"), attempt=attempt)))

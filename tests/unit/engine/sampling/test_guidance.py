@@ -393,15 +393,19 @@ def test_compiled_grammars_are_bounded_and_the_least_recent_goes_first(
         grammars.close()
 
 
-def test_after_the_warm_up_the_vocabulary_is_known(tmp_path: Path) -> None:
+def test_after_the_warm_up_no_request_waits_for_the_trial_to_start(tmp_path: Path) -> None:
     grammars, unable = (
         Grammars(folder, VOCAB, frozenset({EOS})) for folder in (str(DEMO), str(tmp_path))
     )
     try:
         grammars.warm_up()
-        assert grammars._trial._process is None
         assert grammars._compiler._tokenizer is not None
+        ready = grammars._trial._process
+        assert ready is not None
+        grammars.open(Guidance("regex", "a"), [], 0)
+        assert grammars._trial._process is ready
         unable.warm_up()
+        assert unable._trial._process is None
     finally:
         grammars.close()
         unable.close()
