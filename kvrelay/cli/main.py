@@ -35,6 +35,7 @@ from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.cli.plan import command as plan
+from kvrelay.cli.variables import misspelled
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 
@@ -148,6 +149,10 @@ def main() -> None:
     # Child processes only start other programs. With its support for forks, gRPC starts threads
     # in a child before that, and sometimes they crash it: https://github.com/grpc/grpc/issues/43055
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    # Of the commands that another one starts, that one has spoken.
+    if REASON_FILE not in os.environ:
+        for line in misspelled(os.environ):
+            typer.echo(f"kvrelay: {line}", err=True)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -197,14 +197,16 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     cluster = LocalCluster(config, log_path=log_path, ray_address=ray_address)
     signals: list[signal.Signals] = []
 
-    def stop_or_kill(name: signal.Signals) -> None:
+    def on_signal(name: signal.Signals) -> None:
         signals.append(name)
         stop.set()
-        if len(signals) > 1:
+        if len(signals) == 2:
+            cluster.halt()
+        elif len(signals) > 2:
             cluster.kill()
 
     for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, stop_or_kill, name)
+        asyncio.get_running_loop().add_signal_handler(name, on_signal, name)
 
     console = Console(stderr=True)
     starting = asyncio.create_task(cluster.__aenter__())

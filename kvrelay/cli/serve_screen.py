@@ -64,15 +64,16 @@ def new_log_file() -> Path:
 async def show_progress(cluster: LocalCluster, status: Status) -> None:
     """Shows the download of the model, then the state of each worker, until cancelled."""
     shown: dict[str, str] = {}
-    compiles = True
+    compiles, began = True, time.monotonic()
     while True:
         shown |= await cluster.worker_states()
         if shown or cluster.download is None or cluster.download.is_complete:
             # Reads and hashes the sources, and once they are compiled they stay so.
             compiles = compiles and await asyncio.to_thread(compiles_kernels)
-            status.update(progress_line(shown, compiles))
+            line = progress_line(shown, compiles)
         else:
-            status.update(await asyncio.to_thread(download_line, cluster.download))
+            line = await asyncio.to_thread(download_line, cluster.download)
+        status.update(f"{line}, {time.monotonic() - began:.0f} s")
         await asyncio.sleep(_POLL_S)
 
 

@@ -106,6 +106,8 @@ def _plain(name: str, value: Any) -> Any:
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):
                 return (value,)
+            case _ if isinstance(value, bool) and name != "ignore_eos":
+                raise TypeError("only ignore_eos can be true or false")
             case _:
                 return tuple(value) if name in _SEQUENCES else value
     except (AttributeError, KeyError, TypeError) as error:

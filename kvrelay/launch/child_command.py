@@ -101,6 +101,11 @@ class ChildCommand:
                 self.kill()
         return await self.process.wait()
 
+    def halt(self) -> None:
+        """Asks the process, which `stop` has asked before, to end at once."""
+        if self.process.returncode is None:
+            send_signal(self.process, signal.SIGTERM)
+
     def kill(self) -> None:
         """Kills the process and everything it has started. Some of Ray's processes would otherwise
         live for another minute.

@@ -84,6 +84,8 @@ class ControllerSupervisor:
             await self._child.stop(_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kills the controller and everything it has started."""
+        """Kills the controller and everything it has started, for good."""
+        if self._supervising is not None:
+            self._supervising.cancel()
         if self._child is not None:
             self._child.kill()

@@ -188,6 +188,12 @@ class LocalCluster:
             reason_file=self._folder / f"{number}.reason",
         )
 
+    def halt(self) -> None:
+        """Ends a drain: running streams end with an error, and the workers are killed."""
+        for router in self._routers:
+            router.halt()
+        self._controller.kill()
+
     def kill(self) -> None:
         """Kills all processes at once, even with streams in progress."""
         for router in self._routers:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kvrelay.client import Client, RetryPolicy
@@ -19,6 +20,7 @@ from kvrelay.process.child import family
 
 pytestmark = pytest.mark.timeout(300)
 KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]
+LONG = {"prompt": [5] * 100, "max_tokens": 3900, "ignore_eos": True, "stream": True}
 SMALL = ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0"]
 
 
@@ -70,7 +72,7 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
             serve.stdout.readline(),
         )
         assert ready is not None
-        grpc, _, admin = ready.groups()
+        grpc, http, admin = ready.groups()
         answer = json.loads(
             kvrelay(
                 "generate", "Once upon a time", "--target", grpc, "--max-tokens", "5", "--json"
@@ -94,7 +96,12 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
             "kvrelay-ray",
             "kvrelay-redis",
         }
-        with Client(grpc, retry=RetryPolicy(max_attempts=1)) as client:
+        with (
+            Client(grpc, retry=RetryPolicy(max_attempts=1)) as client,
+            httpx.stream("POST", f"{http}/v1/completions", json=LONG, timeout=60) as events,
+        ):
+            lines = events.iter_lines()
+            next(lines)
             stream = iter(client.generate(token_ids=[5] * 100, max_tokens=3900, ignore_eos=True))
             next(stream)  # for the sake of which the first signal would wait
             serve.send_signal(signal.SIGTERM)
@@ -104,6 +111,9 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
             serve.send_signal(signal.SIGTERM)
             with pytest.raises(Unavailable):
                 list(stream)
+            *_, last, end = filter(None, lines)
+            assert "the router is shutting down" in last
+            assert end == "data: [DONE]"
         assert serve.wait(timeout=60) == 0
     finally:
         if serve.poll() is None:

@@ -17,10 +17,12 @@ _COLUMNS = ("path", "compared with", "identical", "first difference", "median lo
 
 
 def verify_view(report: Report, width: int) -> RenderableType:
-    """Renders a report in `width` columns: a table, or a paragraph per path in few columns."""
+    """Renders a report in `width` columns: a table, or a paragraph per path in few columns. The
+    verdict is the last line.
+    """
     title = f"{report.requests} requests, {report.dtype}"
     if width < _WIDE:
-        return Group(title, *(Text(_paragraph(path)) for path in report.paths))
+        return Group(title, *(Text(_paragraph(path)) for path in report.paths), verdict(report))
     table = Table(title=title, title_justify="left")
     for column in _COLUMNS:
         table.add_column(column)
@@ -33,7 +35,17 @@ def verify_view(report: Report, width: int) -> RenderableType:
             _margin(path),
             path.note,
         )
-    return table
+    return Group(table, verdict(report))
+
+
+def verdict(report: Report) -> str:
+    """Says in a sentence whether the paths agree."""
+    compared = sum(path.compared for path in report.paths)
+    different = compared - sum(path.identical for path in report.paths)
+    if not different:
+        return f"Identical: all {compared} answers have the expected tokens."
+    found = f"Different: {different} of {compared} answers have other tokens than expected."
+    return found if report.dtype == "float32" else f"{found} {report.dtype} rounds."
 
 
 def _paragraph(path: PathReport) -> str:

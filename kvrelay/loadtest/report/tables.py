@@ -44,6 +44,8 @@ def report_table(report: Report) -> RenderableType:
     if report.reuse is not None and (report.reuse.unlimited or report.reuse.reported):
         lines += _reuse(report.reuse)
     lines += [f"warning: {one}" for one in report.warnings]
+    if not known:
+        return Group(*lines)
     return Group(*lines, table, *map(explanation, known))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from kvrelay.cli.views.verify_view import verify_view
+from kvrelay.cli.views.verify_view import verdict, verify_view
 from kvrelay.verify.report import Difference, PathReport, Report
 
 REPORT = Report(
@@ -46,3 +47,11 @@ def test_all_of_it_is_shown_whole(width: int) -> None:
         ) in text
         # Words are whole, so no line is a narrow column.
         assert min(len(line) for line in lines[1:-1]) > 12
+
+
+def test_the_verdict_is_one_sentence() -> None:
+    assert verdict(REPORT) == "Different: 1 of 128 answers have other tokens than expected."
+    rounded = verdict(replace(REPORT, dtype="bfloat16"))
+    assert rounded.endswith("than expected. bfloat16 rounds.")
+    same = replace(REPORT, paths=REPORT.paths[:1])
+    assert verdict(same) == "Identical: all 64 answers have the expected tokens."

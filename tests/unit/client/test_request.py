@@ -121,6 +121,15 @@ def test_a_value_of_the_wrong_kind_names_its_field(field: str, value: Any) -> No
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("field", sorted(GenerateOptions.__annotations__.keys() - {"ignore_eos"}))
+@pytest.mark.parametrize("value", [True, False])
+def test_a_truth_value_is_no_number(field: str, value: bool) -> None:
+    prompt = None if field in ("messages", "token_ids") else "p"
+    with pytest.raises(InvalidArgument, match=field) as caught:
+        build_request(prompt, {field: value})  # type: ignore[misc]
+    assert caught.value.field == field
+
+
 def test_an_unknown_option_is_a_programming_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_new_tokens'"):
         build_request("p", {"max_new_tokens": 5})  # type: ignore[typeddict-unknown-key]
