@@ -394,6 +394,20 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "one slow mask fails a sequence",
+        "kvrelay/engine/sampling/token_masks.py",
+        "matcher.slow_masks > MOST_SLOW:",
+        "matcher.slow_masks:",
+        ("unit/engine/sampling/test_guidance.py::test_a_sequence_fails_at_its_second_slow_mask",),
+    ),
+    Mutant(
+        "slow masks are not counted",
+        "kvrelay/engine/sampling/token_masks.py",
+        "matcher.slow_masks += seconds > TOO_SLOW_S",
+        "pass",
+        ("unit/engine/sampling/test_guidance.py::test_a_sequence_fails_at_its_second_slow_mask",),
+    ),
+    Mutant(
         "a row with guidance is never sampled without it",
         "kvrelay/engine/sampling/sampler.py",
         "if request.params.guidance is not None and request.matcher is None:",

@@ -25,6 +25,8 @@ class Matcher:
     def __init__(self, state: LLMatcher, width: int, prompt_len: int, eos: frozenset[int]) -> None:
         """`width`: 32-bit words of a mask."""
         self.width = width
+        # Masks that took too long.
+        self.slow_masks = 0
         self._state = state
         self._eos_token_ids = eos
         # Number of tokens of the sequence that the state includes, with the prompt's.

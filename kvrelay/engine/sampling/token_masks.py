@@ -19,8 +19,10 @@ from kvrelay.errors import InvalidArgument
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Processor time for one mask from which on a sequence fails, since it delays all others.
+# Processor time for one mask that counts as slow, since it delays all other sequences. The first may
+# be slow by chance: a garbage collection takes as long.
 TOO_SLOW_S = 0.1
+MOST_SLOW = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def token_masks(requests: Sequence[SampleRequest]) -> TokenMasks | None:
         began = time.thread_time()
         fault = matcher.fill(words[places[0] : places[-1] + 1], last.token_ids, len(places) - 1)
         seconds = (time.thread_time() - began) / len(places)
-        if fault is None and seconds > TOO_SLOW_S:
+        matcher.slow_masks += seconds > TOO_SLOW_S
+        if fault is None and matcher.slow_masks > MOST_SLOW:
             fault = 0, refusal(f"it took {seconds:.1f} s for one token; use shorter patterns")
         if fault is not None:
             place, error = fault

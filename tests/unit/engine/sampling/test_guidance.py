@@ -13,8 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import event, given, reject, settings
 from support.guided_model import (
     DEMO,
     EOS,
@@ -26,9 +25,11 @@ from support.guided_model import (
     params,
     request,
 )
+from support.json_schemas import json_schemas
 
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import guidance as grammars_module
+from kvrelay.engine.sampling import token_masks as token_masks_module
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.grammar import GrammarCompiler
 from kvrelay.engine.sampling.guidance import Grammars
@@ -79,45 +80,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-def any_schema(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas whose answers are short."""
-    leaves: list[st.SearchStrategy[dict[str, Any]]] = [
-        st.integers(0, 6).map(lambda most: {"type": "string", "maxLength": most}),
-        st.integers(-1000, 1000).map(
-            lambda least: {"type": "integer", "minimum": least, "maximum": least + 50}
-        ),
-        st.just({"type": "boolean"}),
-        st.just({"type": "null"}),
-        st.lists(st.text(max_size=4), min_size=1, max_size=4, unique=True).map(
-            lambda texts: {"enum": texts}
-        ),
-    ]
-    if depth == 0:
-        return st.one_of(leaves)
-    below = any_schema(depth - 1)
-    names = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F), min_size=1, max_size=5)
-    return st.one_of(
-        *leaves,
-        st.tuples(below, st.integers(0, 2), st.integers(0, 1)).map(
-            lambda one: {
-                "type": "array",
-                "items": one[0],
-                "minItems": one[1],
-                "maxItems": one[1] + one[2],
-            }
-        ),
-        st.lists(below, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
-        st.tuples(st.dictionaries(names, below, max_size=3), st.booleans()).map(
-            lambda one: {
-                "type": "object",
-                "properties": one[0],
-                "required": list(one[0])[one[1] :],
-                "additionalProperties": False,
-            }
-        ),
-    )
-
-
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
     folder = guided_model(tmp_path_factory.mktemp("guided"))
@@ -149,12 +111,34 @@ def test_an_answer_of_random_weights_is_valid_json(
 
 
 @settings(max_examples=25)
-@given(any_schema())
+@given(schema=json_schemas())
 def test_an_answer_to_any_schema_is_valid_json(
     runner: ModelRunner, tokenizer: Tokenizer, schema: dict[str, Any]
 ) -> None:
+    follows(runner, tokenizer, schema)
+
+
+@pytest.mark.long
+@settings(max_examples=1000)
+@given(schema=json_schemas())
+def test_a_thousand_answers_are_valid_json(
+    runner: ModelRunner, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    follows(runner, tokenizer, schema)
+
+
+def follows(runner: ModelRunner, tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
+    """An answer that is far from the model's wishes ends, and is valid."""
     sampling = params(json_schema(schema), temperature=2.0, top_k=50, frequency_penalty=1.0)
-    jsonschema.validate(json.loads(text_of(tokenizer, answer(runner, sampling))), schema)
+    try:
+        tokens = answer(runner, sampling)
+    except InvalidArgument as error:
+        # Such as members of oneOf that do not exclude each other.
+        event(error.message.partition(":")[2][:60])
+        reject()
+    value = json.loads(text_of(tokenizer, tokens))
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(value)
 
 
 def test_an_answer_matches_the_regular_expression_and_the_grammar(
@@ -248,6 +232,18 @@ def test_guidance_precedes_the_cuts_and_follows_bias_and_penalties(runner: Model
         (sampled,) = sample(logits, [request(runner, sampling, tokens, len(PROMPT))])
         assert isinstance(sampled, Sampled)
         assert sampled.token_id == b
+
+
+def test_a_sequence_fails_at_its_second_slow_mask(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first may be slow because memory is collected at that moment."""
+    sampling = params(Guidance("regex", "[a-z]{40}"))
+    assert len(answer(runner, sampling)) > 2
+    monkeypatch.setattr(token_masks_module, "TOO_SLOW_S", -1.0)
+    assert len(answer(runner, sampling, max_tokens=1)) == 1
+    with pytest.raises(SegmentsFailed, match="for one token; use shorter patterns"):
+        answer(runner, sampling)
 
 
 def test_a_row_whose_tokens_break_the_grammar_fails_alone(runner: ModelRunner) -> None:
