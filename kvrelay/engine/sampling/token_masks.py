@@ -19,8 +19,8 @@ from kvrelay.errors import InvalidArgument
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Processor time for one mask that counts as slow, since it delays all other sequences. The first may
-# be slow by chance: a garbage collection takes as long.
+# Processor time for one mask that counts as slow, since it delays all other sequences. One may be
+# slow by chance: a garbage collection takes as long.
 TOO_SLOW_S = 0.1
 MOST_SLOW = 1
 
