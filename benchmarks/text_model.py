@@ -17,8 +17,8 @@ from kvrelay.models import resolve_model
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def main(folder: Path) -> None:
-    """Writes the model to `folder`."""
+def write_text_model(folder: Path) -> Path:
+    """Writes the model to `folder`, and returns that."""
     demo = Path(resolve_model("demo"))
     words = LlamaConfig.from_pretrained(demo)
     shape = NAMED["m200"].to_dict()
@@ -29,9 +29,10 @@ def main(folder: Path) -> None:
     write_model(folder, LlamaConfig(**(shape | ids)))
     for name in TEXT_FILES:
         shutil.copy(demo / name, folder / name)
+    return folder
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: text_model.py FOLDER")
-    main(Path(sys.argv[1]))
+    write_text_model(Path(sys.argv[1]))

@@ -35,6 +35,7 @@ def _collected_between_histories() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.long
 def test_at_most_one_controller_leads_whatever_redis_does() -> None:
     """`python tests/simulation/run_control.py --seed N --trace` tells what happened in a seed that
     fails.
@@ -47,6 +48,7 @@ def test_at_most_one_controller_leads_whatever_redis_does() -> None:
     assert not failed
 
 
+@pytest.mark.long
 def test_pools_come_to_be_as_wanted_and_are_never_doubled() -> None:
     failed = {
         seed: _result(seed, True).complaints
@@ -120,6 +122,7 @@ def no_adoption(patch: Patch) -> None:
         (no_adoption, (0, 5), True),
     ],
 )
+@pytest.mark.long
 def test_without_a_remedy_a_judge_complains(
     take_out: Callable[[Patch], None], seeds: tuple[int, ...], fleet: bool, monkeypatch: Patch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import redis.asyncio
 from simulation.fake_redis import Store
 
@@ -169,6 +170,7 @@ def _plain(answer: Any) -> Any:
     return answer
 
 
+@pytest.mark.long
 async def test_every_command_is_answered_as_a_real_server_does() -> None:
     rng, store = random.Random(1), Store()
     store.replicas = 0

@@ -26,6 +26,7 @@ def _collected_between_histories() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.long
 def test_a_tenant_that_fills_the_batch_does_not_keep_others_out(seed: int) -> None:
     alone, _ = run(seed, flood=False)
     beside, result = run(seed, flood=True)

@@ -112,6 +112,7 @@ def test_whatever_happens_nothing_is_lost_or_wrong(first: int) -> None:
     assert not failed
 
 
+@pytest.mark.long
 def test_no_answer_mixes_two_versions_of_a_model() -> None:
     """A rolling upgrade of the model, and mostly back again, in each history."""
     results = [
@@ -152,6 +153,7 @@ def test_one_seed_is_one_history() -> None:
     assert _result(3).trace != _result(4).trace
 
 
+@pytest.mark.long
 def test_a_history_is_the_same_in_another_process() -> None:
     script = str(Path(__file__).parent / "run.py")
     done = subprocess.run(

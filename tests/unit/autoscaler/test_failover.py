@@ -136,6 +136,7 @@ async def switch(proxy: TcpProxy, address: str) -> None:
     proxy.reset()
 
 
+@pytest.mark.long
 async def test_a_failover_that_loses_the_lease_makes_no_second_fleet() -> None:
     async with (
         data_server() as primary,
@@ -196,6 +197,7 @@ async def test_the_second_controller_stands_by_and_takes_over() -> None:
             await Judge(second).until(lambda: complete(second))
 
 
+@pytest.mark.long
 async def test_sentinel_fails_over_under_two_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with data_server() as primary, data_server(primary.address) as replica:
         await primary.is_replicated()

@@ -68,6 +68,7 @@ def test_at_constant_load_a_pool_settles(name: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.long
 def test_without_regard_to_what_is_in_use_they_flap(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

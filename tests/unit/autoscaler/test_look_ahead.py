@@ -223,6 +223,7 @@ def test_the_pool_follows_what_is_foreseen() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 5.0, 40.0])
+@pytest.mark.long
 def test_requests_at_random_times_seldom_change_a_size(rate: float) -> None:
     rng, load, requests = random.Random(1), Load(rate), 0
     rules = policy()

@@ -114,18 +114,21 @@ def changes(sizes: list[int]) -> int:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.long
 def test_no_size_changes_while_requests_arrive_evenly(name: str) -> None:
     found = {seed: changes_of_both_pools(name, seed, evenly=True) for seed in range(20)}
     assert not {seed: of for seed, of in found.items() if max(of.values()) > EVENLY}
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.long
 def test_bursts_seldom_change_a_size(name: str) -> None:
     found = {seed: changes_of_both_pools(name, seed, evenly=False) for seed in range(20)}
     assert not {seed: of for seed, of in found.items() if max(of.values()) > AT_RANDOM}
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.long
 def test_prompts_at_random_times_seldom_change_the_prefill_pool(name: str) -> None:
     found = {seed: changes_of_prefill(name, seed) for seed in range(8)}
     assert not {seed: number for seed, number in found.items() if number > AT_RANDOM}

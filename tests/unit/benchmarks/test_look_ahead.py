@@ -14,6 +14,7 @@ def met(report: Report) -> float:
     return sum(all(slo.met(row) for slo in report.slos) for row in report.rows) / len(report.rows)
 
 
+@pytest.mark.long
 def test_a_rising_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def rising(second: float) -> float | None:
         return None if second > 240 else min(1.0, 0.1 + max(0.0, second - 60) / 150)

@@ -48,6 +48,7 @@ async def relay(model: Path, *names: str) -> AsyncIterator[tuple[str, str]]:
                 assert info.load.integrity_ok, info.load.integrity_error
 
 
+@pytest.mark.long
 async def test_streams_do_not_notice_poisoned_requests(tmp_path: Path) -> None:
     told: list[str] = []
     async with (
@@ -71,6 +72,7 @@ async def test_streams_do_not_notice_poisoned_requests(tmp_path: Path) -> None:
     assert "complete and equal" in shown.get()
 
 
+@pytest.mark.long
 async def test_a_cluster_whose_streams_do_notice_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

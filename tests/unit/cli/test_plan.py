@@ -274,6 +274,7 @@ KEYS = st.sampled_from(
 @example({"num_experts": 2**31, "num_experts_per_tok": 1}, True)
 @example({"layer_types": ["mamba", "mamba"]}, True)
 @example({"sliding_window": 1, "use_sliding_window": True, "max_window_layers": 0}, True)
+@pytest.mark.long
 def test_any_config_gives_a_plan_or_one_sentence(
     capsys: Capture, tmp_path: Path, odd: dict[str, Any], usual: bool
 ) -> None:
@@ -315,6 +316,7 @@ OPTIONS = st.sampled_from(
 @example({"--rate": "1000000", "--prompt-tokens": "1", "--output-tokens": "1"})
 @example({"--users": "10000000", "--context": "100000000"})
 @example({"--tflops": "1e-6", "--bandwidth": "1B"})
+@pytest.mark.long
 def test_any_options_give_a_plan_or_one_sentence(capsys: Capture, given: dict[str, str]) -> None:
     words = [f"{name}={value}" for name, value in given.items()]
     code, out, err = plan(capsys, "qwen2.5-0.5b", "--json", *words)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -22,6 +24,7 @@ def test_damaged_pushes_harm_nobody() -> None:
     assert " FailedPrecondition" in out
 
 
+@pytest.mark.long
 def test_handoffs_leave_nothing_behind() -> None:
     out = run("soak_handoffs.py", "--handoffs", "150")
     for ending in ("commit: committed", "abort: Cancelled", "cancel: CancelledError"):

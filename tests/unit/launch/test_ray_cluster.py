@@ -79,6 +79,7 @@ def test_where_nothing_listens() -> None:
 
 # Ray drops the process of a start that failed.
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.long
 def test_a_local_ray_whose_gcs_server_hangs_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "60")
     start, hung = services.start_gcs_server, list[int]()
@@ -182,6 +183,7 @@ class Reserved:
 AMOUNTS = st.one_of(st.floats(0, 64), st.floats(0, 0.001), st.integers(0, 64))
 
 
+@pytest.mark.long
 def test_ray_takes_all_resources_that_the_configuration_accepts() -> None:
     @given(AMOUNTS, AMOUNTS, st.dictionaries(st.text(max_size=8), AMOUNTS, max_size=2))
     def accepts(cpus: float, gpus: float, custom: dict[str, float]) -> None:

@@ -171,6 +171,7 @@ async def exit_code_after_sigterm(program: str, folder: Path) -> int:
             await cluster.close()
 
 
+@pytest.mark.long
 async def test_threads_that_never_end_do_not_keep_the_process(tmp_path: Path) -> None:
     """As one that tokenizes or parses what a client sent: Python waits for its threads, without a
     bound.
@@ -178,5 +179,6 @@ async def test_threads_that_never_end_do_not_keep_the_process(tmp_path: Path) ->
     assert await exit_code_after_sigterm(STUCK, tmp_path) == 0
 
 
+@pytest.mark.long
 async def test_a_router_whose_end_hangs_is_ended(tmp_path: Path) -> None:
     assert await exit_code_after_sigterm(HANGING, tmp_path) == 1

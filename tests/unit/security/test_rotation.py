@@ -94,6 +94,7 @@ async def tries_of_a_router(info: WorkerInfo, credentials: Credentials | None) -
     assert listener.found == 0
 
 
+@pytest.mark.long
 async def test_a_certificate_that_ends_in_mid_run(
     tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

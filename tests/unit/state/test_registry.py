@@ -376,6 +376,7 @@ async def test_controllers(registry: Registry) -> None:
     assert await registry.controllers() == ()
 
 
+@pytest.mark.long
 async def test_a_lease_counts_once_enough_replicas_have_it(server: EmbeddedRedis) -> None:
     async with await Registry.connect(server.url, confirm_replicas=1) as registry:
         with pytest.raises(

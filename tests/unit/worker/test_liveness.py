@@ -160,6 +160,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_a_process_whose_engine_hangs_ends_and_shows_where(
     tiny_model: Callable[..., Path],
 ) -> None:

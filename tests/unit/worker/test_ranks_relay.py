@@ -156,6 +156,7 @@ async def test_two_ranks_prefill_and_one_decodes(
         assert degrees == {"prefill-0": 2, "decode-0": 1}
 
 
+@pytest.mark.long
 async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

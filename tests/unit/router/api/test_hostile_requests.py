@@ -116,6 +116,7 @@ def called(attacked: Attacked, message: bytes) -> grpc.StatusCode:
         return code
 
 
+@pytest.mark.long
 async def test_bodies_over_http(attacked: Attacked) -> None:
     for path, body in HTTP_BODIES.values():
         data = await asyncio.to_thread(body, SIZE)
@@ -144,6 +145,7 @@ async def test_messages_over_grpc(attacked: Attacked) -> None:
         assert attacked.stalls.counts.worst_cpu_s < MOST_CPU_S, name
 
 
+@pytest.mark.long
 async def test_many_bodies_of_each_size_below_the_bounds(attacked: Attacked) -> None:
     """The largest that were parsed at once, when the size of a body decided where it was parsed."""
     for path, body in HTTP_BODIES.values():
