@@ -2,7 +2,7 @@
 
 Links in the repository are relative file paths, so that they work on a code host. On the site, a
 link to a document that has a page leads to that page. A link to any other file of the repository
-becomes code text, because the site does not contain that file.
+becomes code text, because the site does not contain that file. Images lie below docs/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES = {
 }
 SOURCES = {page: document for document, page in PAGES.items()}
 
-_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\[]+)\]\((?P<target>[^()\s]+)\)")
+_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]\[]+)\]\((?P<target>[^()\s]+)\)")
 _FENCE = re.compile(r"^(?:```|~~~)", re.MULTILINE)
 
 
@@ -60,10 +60,12 @@ def map_links(markdown: str, document: str, page: str) -> str:
         target, hash_mark, anchor = link.partition("#")
         path = os.path.normpath(PurePosixPath(document).parent / target)
         found = page_of(path)
+        if match["image"]:
+            found = str(PurePosixPath(path).relative_to(DOCS))
         if found is None:
             return text if text.startswith("`") else f"{text} (`{path}`)"
         relative = os.path.relpath(found, PurePosixPath(page).parent)
-        return f"[{text}]({relative}{hash_mark}{anchor})"
+        return f"{match['image']}[{text}]({relative}{hash_mark}{anchor})"
 
     return "".join(
         part if is_code else _LINK.sub(replaced, part) for is_code, part in parts_of(markdown)

@@ -183,8 +183,8 @@ def _bindings() -> Any:
         return importlib.import_module("nixl")._bindings
     except ImportError as error:
         raise Unimplemented(
-            "transport nixl needs NIXL on both workers; run pip install 'kvrelay[nixl]', or "
-            f"set transfer.transport: grpc ({error})"
+            "transport nixl needs NIXL on both workers; run pip install '.[nixl]' in a clone of "
+            "kvrelay, or set transfer.transport: auto"
         ) from error
 
 

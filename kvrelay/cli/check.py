@@ -14,8 +14,18 @@ import typer
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.cluster_options import (
+    AdminPort,
+    Config,
+    Decode,
+    GrpcPort,
+    HttpPort,
+    Model,
+    ModelArgument,
+    Prefill,
+    effective_config,
+)
 from kvrelay.cli.output_options import AsJson
-from kvrelay.cli.serve import Config, Model
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
@@ -30,8 +40,14 @@ if TYPE_CHECKING:
 
 @requires_cluster_extra
 def check(
+    path: ModelArgument = None,
     config: Config = None,
     model: Model = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    grpc_port: GrpcPort = None,
+    http_port: HttpPort = None,
+    admin_port: AdminPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration and this machine: the effective values, the memory of the workers, and
@@ -43,14 +59,21 @@ def check(
 
     Example: kvrelay check -c configs/default.yaml
     """
-    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.config.config_file import load_policy
     from kvrelay.launch.largest_pools import largest_pools
     from kvrelay.launch.memory_plan import plan_memory
     from kvrelay.launch.preflight import machine_problems
     from kvrelay.launch.redis_claim import check_redis
     from kvrelay.process.machine import Machine
 
-    loaded = load_config(config, {} if model is None else {"model.path": model})
+    loaded = effective_config(
+        config,
+        argument=path,
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        ports={"grpc": grpc_port, "http": http_port, "admin": admin_port},
+    )
     machine = Machine.here()
     pools = plan_memory(loaded, machine)
     policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config, LogLevel, RayAddress, require_shared_redis, set_log_level
+from kvrelay.cli.cluster_options import Config, LogLevel, RayAddress
+from kvrelay.cli.serve import require_shared_redis, set_log_level
 from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:

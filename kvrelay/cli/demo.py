@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import OWN_CLUSTER
+from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.cli.views.render import console, ledger_table, milliseconds, size
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import typer
 
 from kvrelay.cli.bench import progress_bars
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.cli.loadtest.options import can_be_written
-from kvrelay.cli.serve import OWN_CLUSTER
 from kvrelay.cli.views.render import console
+from kvrelay.models import resolve_model
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 @requires_cluster_extra
 def lab(
     model: Annotated[
-        str, typer.Argument(metavar="[DIR|HUB_ID|demo|m200]", help="Model to measure.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model to measure: folder, hub id, demo, or m200: 200 million random weights.",
+        ),
     ] = "demo",
     seconds: Annotated[
         float,
@@ -50,14 +55,16 @@ def lab(
 
     Example: kvrelay lab --html lab.html
     """
+    can_be_written(html)
+    can_be_written(file)
+    if model != "m200":
+        resolve_model(model)
     from kvrelay.lab.experiments import experiments
     from kvrelay.lab.page import lab_page
     from kvrelay.lab.run import Options, run_lab
     from kvrelay.loadtest.report.report_file import write
     from kvrelay.process.telemetry import configure_logging
 
-    can_be_written(html)
-    can_be_written(file)
     configure_logging("error")
     with progress_bars() as progress:
         figures = run_lab(Options(model, seconds), OWN_CLUSTER, progress)

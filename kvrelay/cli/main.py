@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
@@ -97,6 +99,10 @@ def root(
 
 # Words of libraries, and what replaces them.
 _NOISE = (
+    (
+        r"Input should be (greater|less) than or equal to (\S+)",
+        r"it must be \1 than or equal to \2",
+    ),
     (r"Input should be a valid number, unable to parse string as a number", "it must be a number"),
     (
         r"Input should be a valid integer, unable to parse string as an integer",
@@ -138,8 +144,16 @@ def _fail(code: int, message: str) -> int:
         with open(path, "w") as file:
             file.write(line)
     else:
-        typer.echo(f"kvrelay: {line}", err=True)
+        typer.echo(wrapped(f"kvrelay: {line}"), err=True)
     return code
+
+
+def wrapped(line: str) -> str:
+    """Returns an error in lines of the terminal's width, and in one line for other readers."""
+    if not sys.stderr.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:
@@ -152,7 +166,7 @@ def main() -> None:
     # Of the commands that another one starts, that one has spoken.
     if REASON_FILE not in os.environ:
         for line in misspelled(os.environ):
-            typer.echo(f"kvrelay: {line}", err=True)
+            typer.echo(wrapped(f"kvrelay: {line}"), err=True)
     sys.exit(run(sys.argv[1:]))
 
 

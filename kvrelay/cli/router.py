@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config, LogLevel, require_shared_redis, set_log_level
+from kvrelay.cli.cluster_options import Config, LogLevel
+from kvrelay.cli.serve import require_shared_redis, set_log_level
 
 
 @requires_cluster_extra

@@ -7,107 +7,39 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.cluster_options import (
+    AdminPort,
+    Config,
+    Decode,
+    GrpcPort,
+    HttpPort,
+    LogLevel,
+    Model,
+    ModelArgument,
+    Prefill,
+    RayAddress,
+    effective_config,
+)
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.errors import ConfigError, InvalidArgument
-
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "-c",
-        "--config",
-        envvar="KVRELAY_CONFIG",
-        metavar="FILE",
-        help="YAML configuration file; configs/default.yaml shows every key.",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVRELAY_MODEL",
-        help="Model folder, Hugging Face hub id, or demo.",
-        metavar="MODEL",
-    ),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVRELAY_LOG_LEVEL",
-        metavar="LEVEL",
-        help="Lowest level to log: debug, info, warning or error.",
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVRELAY_RAY_ADDRESS",
-        metavar="HOST:PORT",
-        help="Running Ray cluster for the workers, or auto to find it. Default: start Ray on this "
-        "machine.",
-    ),
-]
-
-OWN_CLUSTER: dict[str, object] = {
-    **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
-    "listen.worker_host": "127.0.0.1",
-    "security.tls": None,
-    "security.tokens_file": None,
-}
-"""Overrides for a cluster that a command starts for itself on this machine. Its ports differ from
-those of any other cluster.
-"""
 
 
 @requires_cluster_extra
 def serve(
-    path: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
-    ] = None,
+    path: ModelArgument = None,
     config: Config = None,
     model: Model = None,
-    prefill: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVRELAY_PREFILL", metavar="N", help="Prefill workers to start. Default: 1."
-        ),
-    ] = None,
-    decode: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVRELAY_DECODE", metavar="N", help="Decode workers to start. Default: 1."
-        ),
-    ] = None,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVRELAY_GRPC_PORT",
-            metavar="PORT",
-            help="gRPC port; 0 picks a free port. Default: 50051.",
-        ),
-    ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVRELAY_HTTP_PORT",
-            metavar="PORT",
-            help="HTTP port; 0 picks a free port. Default: 8000.",
-        ),
-    ] = None,
-    admin_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVRELAY_ADMIN_PORT",
-            metavar="PORT",
-            help="Admin port; 0 picks a free port. Default: 50052.",
-        ),
-    ] = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    grpc_port: GrpcPort = None,
+    http_port: HttpPort = None,
+    admin_port: AdminPort = None,
     ray_address: RayAddress = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -122,25 +54,17 @@ def serve(
 
     Example: kvrelay serve demo --prefill 1 --decode 2
     """
-    from kvrelay.config.config_file import load_config
     from kvrelay.launch.ray_address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
 
-    if path is not None and model is not None and path != model:
-        raise typer.BadParameter(f"MODEL is {path} and --model is {model}; give one of them.")
-    options = {"model.path": path or model, "prefill.replicas": prefill, "decode.replicas": decode}
-    overrides: dict[str, Any] = {
-        name: value for name, value in options.items() if value is not None
-    }
-    listen = load_config(config, overrides).listen  # a port option keeps the configured host
-    for endpoint, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
-        if port is not None:
-            if not 0 <= port <= 65535:
-                raise ConfigError(f"--{endpoint}-port {port} is not a port; allowed are 0 to 65535")
-            overrides[f"listen.{endpoint}"] = (
-                f"{getattr(listen, endpoint).rpartition(':')[0]}:{port}"
-            )
-    loaded = load_config(config, overrides)
+    loaded = effective_config(
+        config,
+        argument=path,
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        ports={"grpc": grpc_port, "http": http_port, "admin": admin_port},
+    )
     on_screen = sys.stderr.isatty() and log_level is None
     if ray_address is not None:
         check_ray_address(ray_address)
@@ -183,6 +107,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     from kvrelay.cli.serve_screen import (
         new_log_file,
         print_next_steps,
+        removed_if_empty,
         report_changes,
         show_progress,
     )
@@ -218,10 +143,16 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
             one.cancel()
         await asyncio.gather(*watch, return_exceptions=True)
     if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        with console.status("stopping") if on_screen else nullcontext():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        if log_path is not None:
+            log_path.unlink(missing_ok=True)
         return INTERRUPTED if signals[0] is signal.SIGINT else 0
-    starting.result()
+    if (refusal := starting.exception()) is not None:
+        if log_path is not None and not removed_if_empty(log_path):
+            refusal.add_note(f"The log is in {log_path}")
+        raise refusal
     print(cluster.endpoints, flush=True)
     if log_path is not None:
         print_next_steps(console, config, cluster.endpoints, log_path)

@@ -43,8 +43,9 @@ _QUESTION = (
     '"stream": true}'
 )
 _TOKENS = '{"prompt": [1, 2, 3], "max_tokens": 8, "return_token_ids": true}'
-_DEMO_NOTE = (
-    "It is a tiny model that tells children's stories: it shows the cluster, and knows nothing."
+_DEMO_NOTE = "It is tiny and tells children's stories: it shows the cluster, and knows nothing."
+_CONTROLLER_GONE = (
+    "the controller has ended, and the workers with it; they start again, and streams go on then"
 )
 _PROMPT = (
     "There was once a shy little girl named Kira, who lived in a tree house in the forest. "
@@ -59,6 +60,13 @@ def new_log_file() -> Path:
     file, path = tempfile.mkstemp(prefix="kvrelay-serve-", suffix=".log")
     with open(file, "wb"):
         return Path(path)
+
+
+def removed_if_empty(log_file: Path) -> bool:
+    """Removes the log of a cluster that never served, unless it tells why."""
+    if is_empty := not log_file.stat().st_size:
+        log_file.unlink()
+    return is_empty
 
 
 async def show_progress(cluster: LocalCluster, status: Status) -> None:
@@ -78,15 +86,19 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
 
 
 async def report_changes(cluster: LocalCluster, console: Console) -> None:
-    """Prints a line when a worker is gone or begins to serve, until cancelled. The log has the
-    reasons.
+    """Prints a line when a worker is gone or begins to serve, and when the controller has ended,
+    until cancelled. The log has the reasons.
     """
-    before = await cluster.worker_states()
+    before, deaths = await cluster.worker_states(), 0
     while True:
         await asyncio.sleep(_WATCH_S)
         after = await cluster.worker_states()
         # Empty while Redis does not answer.
-        for line in changes(before, after) if after else ():
+        lines = list(changes(before, after)) if after else []
+        if cluster.controller_deaths > deaths:
+            deaths = cluster.controller_deaths
+            lines.append(_CONTROLLER_GONE)
+        for line in lines:
             console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, highlight=False)
         before = after or before
 
@@ -175,7 +187,7 @@ def next_steps(
     elif not has_tokenizer(config.model.path):
         steps += [
             f"{config.model.path} has no {TOKENIZER_FILE}: clients send token ids, and get them:",
-            f"curl -s {endpoints.http}/v1/completions \\",
+            f"curl -sS {endpoints.http}/v1/completions \\",
             f"    -H 'content-type: application/json' -d {shlex.quote(_TOKENS)}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),
@@ -185,7 +197,7 @@ def next_steps(
             "In another terminal, a prompt that takes both pools, with the time per phase:",
             shlex.join([*command, "generate", *target, "--ledger", _PROMPT]),
             "The same cluster over HTTP:",
-            f"curl -sN {endpoints.http}/v1/chat/completions \\",
+            f"curl -sSN {endpoints.http}/v1/chat/completions \\",
             f"    -H 'content-type: application/json' -d {shlex.quote(_QUESTION)}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from kvrelay.errors import Code, KvRelayError
 
+NOTHING_LISTENS = (
+    "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its line "
+    "`kvrelay ready`"
+)
 # (code, text in the message, advice). The first match applies.
 _HINTS = (
     (
         Code.UNAVAILABLE,
         "Connection refused",
-        "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its "
-        "line `kvrelay ready`",
+        NOTHING_LISTENS,
     ),
     (
         Code.UNAVAILABLE,
@@ -44,6 +47,11 @@ _HINTS = (
         "`admin=` in the line `kvrelay ready`",
     ),
     (
+        Code.DEADLINE_EXCEEDED,
+        "Deadline Exceeded",
+        "give more time (--timeout SECONDS, or timeout=)",
+    ),
+    (
         Code.UNAUTHENTICATED,
         "needs a token",
         "give the file that holds yours (--token-file FILE, or token=)",
@@ -56,6 +64,7 @@ _NOISE = (
     ("Failed parsing HTTP/2", "cannot connect"),
     ("lookup", "cannot connect"),
     ("Method not found", "the call is unknown there"),
+    ("Deadline Exceeded", "no answer within the timeout"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict
 
@@ -106,6 +106,8 @@ def _plain(name: str, value: Any) -> Any:
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):
                 return (value,)
+            case _ if name in _SEQUENCES and not isinstance(value, Iterable):
+                raise TypeError("it must be a list")
             case _ if isinstance(value, bool) and name != "ignore_eos":
                 raise TypeError("only ignore_eos can be true or false")
             case _:

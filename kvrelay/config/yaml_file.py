@@ -48,6 +48,9 @@ class YamlFile:
             problem = ", ".join(part for part in (error.context, error.problem) if part)
             if r"'\t' that cannot start any token" in problem:
                 problem = "a tab; YAML wants spaces before a key and after its colon"
+            elif "mapping values are not allowed" in problem:
+                problem = "a colon where YAML allows none; write one key: value a line, and quotes "
+                problem += "around text with a colon"
             raise ConfigError(f"{path}:{line}: {problem[:300]}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1

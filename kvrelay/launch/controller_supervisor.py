@@ -29,6 +29,8 @@ class ControllerSupervisor:
     def __init__(self, start: Callable[[], Awaitable[ChildCommand]]) -> None:
         self._start = start
         self._child: ChildCommand | None = None
+        # Unexpected ends so far.
+        self.deaths = 0
         # Ends with the error when restarts do not help.
         self._supervising: asyncio.Task[KvRelayError] | None = None
 
@@ -53,6 +55,7 @@ class ControllerSupervisor:
             deaths = deaths.and_at(time.monotonic())
             if isinstance(error, ConfigError) or len(deaths.times) > _MOST_DEATHS:
                 return error
+            self.deaths += 1
             log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._child = await self._restart()

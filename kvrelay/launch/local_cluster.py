@@ -136,6 +136,11 @@ class LocalCluster:
         """The configuration in effect, with the resolved model and Redis URL."""
         return self._config
 
+    @property
+    def controller_deaths(self) -> int:
+        """How often the controller has ended unexpectedly and was started again."""
+        return self._controller.deaths
+
     async def worker_states(self) -> dict[str, str]:
         """Returns the state of each worker, as it has told Redis; empty before Redis runs."""
         if self._config.redis.url == "embedded":

@@ -6,11 +6,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+from kv_transfer.transport_selection import choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
-from kvrelay.errors import ConfigError, KvRelayError, Unavailable
+from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
 from kvrelay.launch.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.port_check import check_ports
 from kvrelay.process.machine import Machine
@@ -64,6 +66,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
         return
     if config.decode.engine == "vllm":
         yield check_version
+    yield partial(_check_transport, config)
     yield partial(Credentials.internal, security, "worker")
     yield partial(_check_room, SHORT_PARENT, "Ray keeps its sockets and logs there")
     yield partial(check_shared_memory, _SHARED_MEMORY)
@@ -100,6 +103,27 @@ def check_shared_memory(folder: Path) -> None:
         ) from None
 
 
+def _check_transport(config: ClusterConfig) -> None:
+    """Raises ConfigError if no hand-off between workers of this machine can use the transport."""
+    requested = config.transfer.transport
+    if not config.prefill.replicas:
+        return
+    prefill, decode = (
+        "cuda" if config.pool(pool).resources.num_gpus else "cpu" for pool in ("prefill", "decode")
+    )
+    try:
+        choose_transport(
+            requested, same_process=False, same_host=True, device=prefill, target_device=decode
+        )
+    except Unimplemented as error:
+        raise ConfigError(f"transfer.transport: {error.message}") from None
+    if requested == "nixl" and find_spec("nixl") is None:
+        raise ConfigError(
+            "transfer.transport: nixl needs the package nixl, which is not installed; run pip "
+            "install '.[nixl]' in a clone of kvrelay, or set transfer.transport: auto"
+        )
+
+
 def _check_pools(config: ClusterConfig, total: int) -> None:
     """Raises ConfigError if the processes of the workers alone exceed the memory."""
     wanted = sum(config.pool(pool).replicas for pool in POOLS)
@@ -107,7 +131,7 @@ def _check_pools(config: ClusterConfig, total: int) -> None:
     if wanted > most:
         raise ConfigError(
             f"prefill.replicas and decode.replicas: {wanted} workers are more than this machine "
-            f"can run; its {_gib(total)} of memory allow at most {most}, since each process takes "
+            f"can run; its {_size(total)} of memory allow at most {most}, since each process takes "
             f"at least {_WORKER_BYTES >> 20} MiB; lower --prefill and --decode"
         )
 
@@ -146,19 +170,19 @@ def _check_memory(config: ClusterConfig, pools: tuple[PoolMemory, ...], total: i
         if one.workers and (one.host_tier_bytes if on_gpu else one.worker_bytes) > total:
             if one.draft_kv_bytes:
                 raise ConfigError(
-                    f"decode.speculation.memory: a decode worker takes {_gib(one.worker_bytes)}, "
-                    f"of which {_gib(one.draft_kv_bytes)} are KV of the draft model, and this "
-                    f"machine has {_gib(total)}; set decode.speculation.memory or kv.memory lower"
+                    f"decode.speculation.memory: a decode worker takes {_size(one.worker_bytes)}, "
+                    f"of which {_size(one.draft_kv_bytes)} are KV of the draft model, and this "
+                    f"machine has {_size(total)}; set decode.speculation.memory or kv.memory lower"
                 )
             if one.host_tier_bytes:
                 raise ConfigError(
                     f"kv.tiers: the host tier of a {one.pool} worker takes "
-                    f"{_gib(one.host_tier_bytes)} beside its KV and weights, and this machine has "
-                    f"{_gib(total)}; set the size of the tier lower"
+                    f"{_size(one.host_tier_bytes)} beside its KV and weights, and this machine has "
+                    f"{_size(total)}; set the size of the tier lower"
                 )
             raise ConfigError(
-                f"kv.memory: a {one.pool} worker takes {_gib(one.kv_bytes)} for KV and "
-                f"{_gib(weights)} for weights, and this machine has {_gib(total)}; set kv.memory "
+                f"kv.memory: a {one.pool} worker takes {_size(one.kv_bytes)} for KV and "
+                f"{_size(weights)} for weights, and this machine has {_size(total)}; set kv.memory "
                 "lower, or choose a smaller model"
             )
 
@@ -181,7 +205,7 @@ def _check_tiers(pool: PoolMemory) -> None:
     is_path = str(folder) == pool.disk_tier_path
     if not folder.is_dir() or (is_path and folder.is_symlink()):
         reason = f"{folder} is not a folder"
-    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    elif not _can_be_written(folder):
         reason = f"{folder} cannot be written to"
     elif is_path and folder.stat().st_mode & 0o022:
         reason = f"{folder} can be written to by other users, who could change answers"
@@ -191,6 +215,15 @@ def _check_tiers(pool: PoolMemory) -> None:
             f"{pool.disk_tier_path}: {reason}; set path to a folder that only this user can write "
             "to, or that does not exist yet"
         )
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether a file can be created there: root may write anywhere, but not to /proc."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix="kvrelay-"):
+            return True
+    except OSError:
+        return False
 
 
 def _check_gpus(config: ClusterConfig, machine: Machine) -> None:
@@ -210,5 +243,5 @@ def _check_gpus(config: ClusterConfig, machine: Machine) -> None:
         )
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
+def _size(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

@@ -106,7 +106,7 @@ def _stage(text: str) -> Stage:
     rates, colon, seconds = text.partition(":")
     found = _RANGE.fullmatch(rates)
     first, last = found.groups() if found else (rates, rates)
-    stage = Stage(float(first), float(last), float(seconds) if colon else math.inf)
+    stage = Stage(_number(first), _number(last), _number(seconds) if colon else math.inf)
     ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
     if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
         raise ValueError("rates must be 0 or more, and seconds more than 0")
@@ -116,3 +116,10 @@ def _stage(text: str) -> Stage:
         if number and math.isfinite(number) and not _LEAST <= number <= _MOST:
             raise ValueError(f"{number:g} is outside of {_LEAST:g} to {_MOST:g}")
     return stage
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r:.40} is not a number") from None

@@ -23,8 +23,11 @@ def read_model_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path}: cannot be read: {error!s:.300}") from error
+    except OSError as error:
+        raise ModelRefused(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise ModelRefused(f"{path}:{line}: not valid JSON; download the model again") from error
     if not isinstance(value, dict):
         raise ModelRefused(f"{path}: the content is not a JSON object")
     return value

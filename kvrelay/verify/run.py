@@ -156,6 +156,7 @@ async def _after_death(
     for tried in range(_KILL_TRIES):
         victim = await _decode_worker_pid(router, killed)
         killed.add(victim)
+        again = f", try {tried + 1}" if tried else ""
         kill_after = max(1, kill_at >> tried)
         responses = 0
 
@@ -166,7 +167,7 @@ async def _after_death(
                 os.kill(victim, signal.SIGKILL)  # noqa: B023
 
         completions = await _complete(
-            router, cases, progress("hand-off, decode worker killed", len(cases)), streaming
+            router, cases, progress(f"decode worker killed{again}", len(cases)), streaming
         )
         hit = sum(
             len(completion.ledger.attempts) > 1

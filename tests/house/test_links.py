@@ -84,6 +84,8 @@ def test_broken_links_and_long_lines_are_found() -> None:
 
 def test_links_are_mapped_to_pages_of_the_site() -> None:
     links = "[a](../../SECURITY.md#x) [b](../versions.md) [c](../../kvrelay/errors.py)\n"
+    image = map_links("![a](docs/status-page.webp)", "README.md", "index.md")
+    assert image == "![a](status-page.webp)"
     text = f"{links}```\n[d](e)\n```\n"
     assert map_links(text, "docs/guides/security.md", "guides/security.md") == (
         "[a](../reference/security-policy.md#x) [b](../versions.md) c (`kvrelay/errors.py`)\n"

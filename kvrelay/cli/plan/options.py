@@ -196,8 +196,8 @@ RateOption = Annotated[
         rich_help_panel=_WORKLOAD,
     ),
 ]
-PromptTokens = Annotated[str | None, prompt_tokens_option(panel=_WORKLOAD)]
-OutputTokens = Annotated[str | None, output_tokens_option(panel=_WORKLOAD)]
+PromptTokens = Annotated[str | None, prompt_tokens_option("Default: 1024.", _WORKLOAD)]
+OutputTokens = Annotated[str | None, output_tokens_option("Default: 256.", _WORKLOAD)]
 Burstiness = Annotated[
     float | None,
     typer.Option(

@@ -10,6 +10,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from kvrelay.client.connection import OPEN, Connection
+from kvrelay.client.hints import NOTHING_LISTENS
 from kvrelay.errors import (
     DeadlineExceeded,
     Internal,
@@ -163,6 +164,8 @@ class HttpSender:
             raise DeadlineExceeded(
                 f"{host}: the answer was not complete within {self._timeout:g} s"
             ) from error
+        except ConnectionRefusedError as error:
+            raise Unavailable(f"{host}: {NOTHING_LISTENS}") from error
         except OSError as error:
             raise Unavailable(f"{host}: {error.strerror or error}") from error
 

@@ -120,7 +120,8 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Internal(f"the answer is not a JSON object: {text[:80]!r}")
+        shown = text[:40].decode(errors="replace")
+        raise Internal(f"the answer is not a JSON object, as OpenAI's API has it: {shown!r}")
     return found
 
 

@@ -113,21 +113,23 @@ def _refusal(error: ValidationError) -> KvRelayError:
     alternative of a value, and the deepest is in the one that was meant.
     """
     vague = ("missing", "string_type")
-    wrong = max(
-        error.errors(include_url=False), key=lambda one: (len(one["loc"]), one["type"] not in vague)
-    )
+    found = error.errors(include_url=False)
+    wrong = max(found, key=lambda one: (len(one["loc"]), one["type"] not in vague))
     # A place may be a client's key of any length.
     field, *inner = (str(one)[:60] for one in wrong["loc"] if not str(one).startswith("<"))
     where = field + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in inner)
     told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
     for old, new in _WORDS.items():
         told = told.replace(old, new)
+    alternatives = {one["type"] for one in found if one["loc"][0] == field}
+    if {"string_type", "list_type"} <= alternatives and told == "it must be a list":
+        told = "it must be text or a list"
     if told in _REASONS:
         told = f"{told}, {_REASONS[told]}"
     if wrong["type"] == "missing":
         shown = "missing"
     elif wrong["type"].startswith("too_"):
-        shown = f"a list of {len(wrong['input'])}"
+        shown, told = f"a list of {len(wrong['input'])}", told.partition(", not ")[0]
     # Another type of a part or tool is known to the client's API, and not here.
     foreign = (
         wrong["type"] == "literal_error"

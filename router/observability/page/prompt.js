@@ -142,7 +142,7 @@ export class Prompt {
     const text = `first token after ${time(first[0])}`;
     if (!rest.length) return text;
     const seconds = (rest.at(-1)[0] - first[0]) / 1000;
-    return `${text}, gap to token 2 ${time(rest[0][0] - first[0])}, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;
+    return `${text}, gap to token 2: ${time(rest[0][0] - first[0])}, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;
   }
 
   summary() {

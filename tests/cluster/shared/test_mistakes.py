@@ -63,6 +63,15 @@ MISTAKES = [
     ("scale --admin {admin} --decode 2", 2, "write decode=N"),
     ("drain --admin {admin} nobody", 1, "the workers are {workers}"),
     ("loadtest report {junk}", 2, "not a report of `kvrelay loadtest --json`"),
+    ("serve -c README.md", 2, "a colon where YAML allows none; write one key: value a line"),
+    ("check --prefill -1", 2, "prefill"),
+    ("check --grpc-port 99999", 2, "allowed are 0 to 65535"),
+    ("verify --requests 0", 2, "it must be greater than or equal to 1"),
+    ("lab nosuch", 1, "there is no such folder"),
+    ("lab --html /nosuch/x.html", 2, "/nosuch"),
+    ("loadtest run --rate fast", 2, "'fast' is not a number"),
+    ("loadtest run --num-requests 1 --target http://127.0.0.1:{free}", 1, NOTHING),
+    ("generate --target {grpc} --timeout 0.001 hi", 1, "give more time (--timeout SECONDS"),
     ("top --admin {admin}", 2, "the output is not a terminal; use kvrelay status"),
 ]
 
@@ -148,6 +157,7 @@ def test_the_sdk_names_the_bad_argument(tmp_path: Path) -> None:
         ({"prompt": "a", "max_tokens": "3"}, "max_tokens: '3': it must be a whole number"),
         ({"prompt": "a", "temperature": "hot"}, "temperature: 'hot': it must be a number"),
         ({"token_ids": "abc"}, "token_ids: it must be a whole number"),
+        ({"prompt": "a", "stop": 5}, "stop: 5 is invalid: it must be a list"),
         ({"messages": "hi"}, 'each message must be {"role": "user", "content": "text"} or'),
         ({"messages": [{"rol": "user"}]}, 'each message must be {"role": "user"'),
     ],
@@ -200,6 +210,8 @@ async def test_a_path_that_does_not_exist(
         ("/v1/completions", {"messages": []}, "send it to /v1/chat/completions"),
         ("/v1/chat/completions", {"prompt": "a", "messages": []}, "send it to /v1/completions"),
         ("/v1/completions", {"prompt": "a", "colour": 3}, "leave it out"),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, "stop is 5; it must be text or a list"),
+        ("/v1/chat/completions", {"messages": []}, "a list of 0; it must have at least 1 item"),
     ],
 )
 async def test_a_field_that_is_not_known(

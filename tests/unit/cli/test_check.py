@@ -206,3 +206,11 @@ def test_versions(capsys: Output) -> None:
     assert run(["version"]) == 0
     shown = capsys.readouterr().out
     assert all(value in shown for value in found.values())
+
+
+def test_the_options_are_those_of_serve(tmp_path: Path, capsys: Output) -> None:
+    ports = [f"--{one}-port=0" for one in ("grpc", "http", "admin")]
+    assert run(["check", "demo", "--prefill", "2", "--decode", "3", *ports, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["configuration"]
+    assert (shown["prefill"]["replicas"], shown["decode"]["replicas"]) == (2, 3)
+    assert shown["listen"]["grpc"] == "127.0.0.1:0"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_transfer.transport_selection import TRANSPORTS, choose_transport
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import ConfigError, Unavailable
+from kvrelay.errors import ConfigError, Unavailable, Unimplemented
 from kvrelay.launch import preflight
 from kvrelay.process.machine import Machine
 
@@ -44,6 +46,41 @@ def test_what_cannot_fit_is_refused_before_anything_starts(
         preflight.check_machine(loaded, is_local=True)
 
 
+@pytest.mark.parametrize("gpus", [{}, {"prefill": 1}, {"decode": 1}, {"prefill": 1, "decode": 1}])
+@pytest.mark.parametrize("transport", ["auto", *TRANSPORTS])
+def test_a_transport_that_no_handoff_could_use_is_refused(
+    transport: str, gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_check_gpus", lambda config, machine: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: "installed")
+    pools = {pool: {"resources": {"num_gpus": n}} for pool, n in gpus.items()}
+    loaded = ClusterConfig.model_validate(
+        {"listen": FREE_PORTS, "transfer": {"transport": transport}, **pools}
+    )
+    device, target = ("cuda" if pool in gpus else "cpu" for pool in ("prefill", "decode"))
+    refused = ""
+    try:
+        choose_transport(
+            transport, same_process=False, same_host=True, device=device, target_device=target
+        )
+    except Unimplemented as error:
+        refused = error.message
+    if not refused:
+        preflight.check_machine(loaded, is_local=True)
+        return
+    with pytest.raises(ConfigError, match=f"transfer.transport: {re.escape(refused)}"):
+        preflight.check_machine(loaded, is_local=True)
+
+
+def test_nixl_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    asked = {"listen": FREE_PORTS, "transfer": {"transport": "nixl"}}
+    with pytest.raises(ConfigError, match="needs the package nixl, which is not installed; run"):
+        preflight.check_machine(ClusterConfig.model_validate(asked), is_local=True)
+    colocated = asked | {"prefill": {"replicas": 0}}
+    preflight.check_machine(ClusterConfig.model_validate(colocated), is_local=True)
+
+
 # No user can write to /proc, not even root.
 @pytest.mark.parametrize("folder", ["/proc", "/nowhere"])
 def test_shared_memory_that_cannot_be_written_to_is_named(folder: str) -> None:
@@ -57,6 +94,7 @@ def test_shared_memory_that_cannot_be_written_to_is_named(folder: str) -> None:
         ("file", "is not a folder"),
         ("link", "is not a folder"),
         ("open", "can be written to by other users"),
+        ("proc", "/proc cannot be written to"),
         ("small", "has 100 bytes, and a block of KV takes 81920"),
         ("new", ""),
         ("private", ""),
@@ -68,6 +106,8 @@ def test_a_disk_tier_that_cannot_be_used_is_refused(tmp_path: Path, mode: str, w
         path.write_text("")
     elif mode == "link":
         path.symlink_to(tmp_path)
+    elif mode == "proc":
+        path = Path("/proc/kv")
     elif mode != "new":
         path.mkdir(mode=0o700)
         path.chmod(0o777 if mode == "open" else 0o700)

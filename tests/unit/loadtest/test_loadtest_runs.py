@@ -406,7 +406,7 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
             "full",
         ),
         (JSONResponse({"detail": "?"}, 404), "NOT_FOUND", "HTTP 404"),
-        (Response("oops", 500), "INTERNAL", "not a JSON object: b'oops'"),
+        (Response("oops", 500), "INTERNAL", "not a JSON object, as OpenAI's API has it: 'oops'"),
         (
             sse({"choices": []}, {"error": {"message": "lost", "type": "data_loss_error"}}),
             "DATA_LOSS",

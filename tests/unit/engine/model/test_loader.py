@@ -144,12 +144,12 @@ def no_config(folder: Path) -> str:
 
 def config_is_not_json(folder: Path) -> str:
     (folder / "config.json").write_text("{")
-    return "config.json: cannot be read"
+    return "config.json:1: not valid JSON"
 
 
 def config_is_nested_too_deep(folder: Path) -> str:
     (folder / "config.json").write_text("[" * 10**5)
-    return "config.json: cannot be read"
+    return "config.json:1: not valid JSON"
 
 
 def config_is_a_list(folder: Path) -> str:

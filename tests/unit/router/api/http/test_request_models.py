@@ -219,9 +219,9 @@ def test_fields_that_are_refused(name: str, value: object, kind: type[KvRelayErr
         ("temperature", 300, "temperature is 300; it must be less than or equal to 100"),
         ("max_tokens", "5", "max_tokens is '5'; it must be an integer"),
         ("stop", ["x", 5], "stop[1] is 5; it must be text"),
-        ("stop", ["x"] * 20, "stop is a list of 20; it must have at most 16 items, not 20"),
+        ("stop", ["x"] * 20, "stop is a list of 20; it must have at most 16 items"),
         ("prompt", [1, "a"], "prompt[1] is 'a'; it must be an integer"),
-        ("prompt", [[1], []], "prompt[1] is a list of 0; it must have at least 1 item, not 0"),
+        ("prompt", [[1], []], "prompt[1] is a list of 0; it must have at least 1 item"),
         (
             "stream_options",
             {"include_usage": 3},
