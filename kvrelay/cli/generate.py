@@ -132,7 +132,8 @@ def _prompt(argument: str, file: Path | None) -> str:
     name = "stdin" if file is None else str(file)
     try:
         raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return raw.decode()
+        # Editors may begin a file with a byte order mark.
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"{name} is not UTF-8 at byte {error.start}; convert it to UTF-8", field="prompt"

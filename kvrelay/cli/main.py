@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -111,6 +114,11 @@ _NOISE = (
 )
 
 
+_ROOT = Path(__file__).resolve().parents[2]
+# A full or read-only disk.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code: 2 for bad usage, 1 for a failure in the
     cluster.
@@ -130,6 +138,11 @@ def run(arguments: Sequence[str]) -> int:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
         return _fail(2 if isinstance(error, InvalidArgument) else 1, error.message)
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        where = f"{error.filename}: " if error.filename else "the output: "
+        return _fail(1, f"{where}{error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0
@@ -156,13 +169,30 @@ def wrapped(line: str) -> str:
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
-def main() -> None:
-    """Runs the command line of this process and exits with its code."""
+def prepare() -> None:
+    """Sets up this process, and the environment of those that it starts."""
     # gRPC's notes on connections are not for users.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Child processes only start other programs. With its support for forks, gRPC starts threads
     # in a child before that, and sometimes they crash it: https://github.com/grpc/grpc/issues/43055
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    # Ray reads docstrings.
+    os.environ.pop("PYTHONOPTIMIZE", None)
+    # A file of the user, such as types.py, must not replace a module in the processes to start.
+    if Path.cwd() != _ROOT:
+        os.environ["PYTHONSAFEPATH"] = "1"
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal may not know each character of a table.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def main() -> None:
+    """Runs the command line of this process and exits with its code."""
+    try:
+        prepare()
+    except FileNotFoundError:
+        sys.exit(_fail(1, "the current folder does not exist any more; change to another one"))
     # Of the commands that another one starts, that one has spoken.
     if REASON_FILE not in os.environ:
         for line in misspelled(os.environ):

@@ -45,9 +45,9 @@ def serve(
 ) -> None:
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, and a router.
 
-    Prints one line on stdout when the cluster is ready. The first Ctrl-C or SIGTERM lets streams
-    finish and exits with 0; the second stops at once. Ctrl-C before the cluster is ready exits with
-    130. On a terminal, the log goes to a file unless --log-level is given.
+    Prints one line on stdout when the cluster is ready. The first Ctrl-C, SIGTERM or SIGHUP lets
+    streams finish and exits with 0; the second stops at once. Ctrl-C before the cluster is ready
+    exits with 130. On a terminal, the log goes to a file unless --log-level is given.
 
     With --ray-address, run the command on a node of that Ray cluster. The workers are placed on all
     its nodes. Set redis.url, listen.worker_host and security.tls.
@@ -130,7 +130,9 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
         elif len(signals) > 2:
             cluster.kill()
 
-    for name in (signal.SIGINT, signal.SIGTERM):
+    # A closed terminal sends SIGHUP, which nohup ignores.
+    closed = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for name in (signal.SIGINT, signal.SIGTERM, *closed):
         asyncio.get_running_loop().add_signal_handler(name, on_signal, name)
 
     console = Console(stderr=True)

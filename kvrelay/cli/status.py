@@ -76,8 +76,10 @@ def top(
 
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     console = render.console()
-    if not console.is_terminal:
-        raise typer.BadParameter("the output is not a terminal; use kvrelay status.")
+    if not console.is_terminal or console.is_dumb_terminal:
+        raise typer.BadParameter(
+            "the output is not a terminal that can be redrawn; use kvrelay status."
+        )
     try:
         with quit_key() as key, Live(console=console, screen=True, auto_refresh=False) as live:
             for now, trouble in looks(admin, interval, connection):

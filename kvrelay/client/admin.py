@@ -9,7 +9,7 @@ from typing import Self
 
 import grpc
 
-from kvrelay.client.base_client import CHANNEL_OPTIONS, check_target
+from kvrelay.client.base_client import channel_options, check_target
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.wire import cluster as wire
@@ -49,7 +49,7 @@ class AdminClient:
         self._timeout = timeout
         self._metadata = bearer(token)
         credentials = channel_credentials(tls)
-        options = (*CHANNEL_OPTIONS, *_KEEPALIVE)
+        options = (*channel_options(target), *_KEEPALIVE)
         self._channel = (
             grpc.insecure_channel(target, options)
             if credentials is None

@@ -23,13 +23,23 @@ _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
 # router that is back.
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # One name may stand for several routers (a headless Service). By default, gRPC would use only
     # the first of them.
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
 )
+
+
+def channel_options(target: str) -> tuple[tuple[str, int | str], ...]:
+    """Returns gRPC's options for HOST:PORT. A proxy of the environment (http_proxy) cannot reach
+    this machine's loopback, and is not used for it.
+    """
+    host = target.rpartition(":")[0].strip("[]")
+    if host == "localhost" or host == "::1" or host.startswith("127."):
+        return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0))
+    return _CHANNEL_OPTIONS
 
 
 def check_target(target: str) -> None:
@@ -110,9 +120,11 @@ class BaseClient:
         with self._lock:
             if not self._channels:
                 self._channels = [
-                    self._grpc.insecure_channel(target, CHANNEL_OPTIONS)
+                    self._grpc.insecure_channel(target, channel_options(target))
                     if self._credentials is None
-                    else self._grpc.secure_channel(target, self._credentials, CHANNEL_OPTIONS)
+                    else self._grpc.secure_channel(
+                        target, self._credentials, channel_options(target)
+                    )
                     for target in self.targets
                 ]
                 self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]

@@ -52,6 +52,11 @@ _HINTS = (
         "give more time (--timeout SECONDS, or timeout=)",
     ),
     (
+        Code.RESOURCE_EXHAUSTED,
+        "Received message larger than max",
+        "a request has at most 4 MiB; shorten the prompt",
+    ),
+    (
         Code.UNAUTHENTICATED,
         "needs a token",
         "give the file that holds yours (--token-file FILE, or token=)",
@@ -64,6 +69,7 @@ _NOISE = (
     ("Failed parsing HTTP/2", "cannot connect"),
     ("lookup", "cannot connect"),
     ("Method not found", "the call is unknown there"),
+    ("Received message larger than max", "the request is too large"),
     ("Deadline Exceeded", "no answer within the timeout"),
 )
 

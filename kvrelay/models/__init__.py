@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def resolve_model(path: str) -> str:
     """
     if path == DEMO:
         return str(_DEMO_FOLDER)
+    if path and Path(path).is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise NotFound(f"model {path!r}: this user may not read the folder", field="model")
     if (path and Path(path).is_dir()) or _HUB_ID.fullmatch(path):
         return path
     found = "it is a file, not a folder" if Path(path).is_file() else "there is no such folder"

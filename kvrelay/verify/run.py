@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc
 
 from kvrelay.client import AsyncClient, Completion
+from kvrelay.client.base_client import channel_options
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Internal
 from kvrelay.launch.endpoints import Endpoints
@@ -182,7 +183,7 @@ async def _after_death(
 async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
     """Returns the process id of a ready decode worker, once there are two that were not killed."""
     async with (
-        grpc.aio.insecure_channel(router.admin) as channel,
+        grpc.aio.insecure_channel(router.admin, channel_options(router.admin)) as channel,
         asyncio.timeout(_REPLACED_WITHIN_S),
     ):
         while True:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -121,6 +122,37 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
         serve.communicate()
     assert [pid for pid in processes if is_alive(pid)] == []
     assert [folder for folder in folders if folder.exists()] == []
+
+
+def test_an_odd_folder_a_dead_proxy_and_a_closed_terminal(tmp_path: Path) -> None:
+    """Files of the user are no modules of kvrelay, loopback needs no proxy, and SIGHUP drains."""
+    for name in ("types", "redis", "random", "queue", "token", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user was imported')")
+    odd = {"http_proxy": "http://127.0.0.1:9", "grpc_proxy": "http://127.0.0.1:9"}
+    environment = {**os.environ, **odd, "PYTHONOPTIMIZE": "2", "PYTHONSAFEPATH": "1"}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+    serve = subprocess.Popen(
+        [*KVRELAY, "serve", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        assert serve.stdout is not None
+        ready = re.match(r"kvrelay ready grpc=(\S+)", serve.stdout.readline())
+        assert ready is not None, serve.communicate(timeout=60)[1]
+        generate = [*KVRELAY, "generate", "hi", "--max-tokens", "2", "--target", ready[1]]
+        done = subprocess.run(generate, capture_output=True, timeout=120, **options)
+        assert done.returncode == 0, done.stderr
+        processes = family(serve.pid)
+        serve.send_signal(signal.SIGHUP)
+        assert serve.wait(timeout=120) == 0
+    finally:
+        if serve.poll() is None:
+            os.killpg(serve.pid, signal.SIGKILL)
+        serve.communicate()
+    assert [pid for pid in processes if is_alive(pid)] == []
 
 
 @pytest.mark.parametrize(

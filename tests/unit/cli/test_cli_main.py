@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from support.prepared import prepared
 
 import kvrelay
 from kvrelay.cli.main import app, run
@@ -152,3 +153,44 @@ def test_shells_complete_commands_and_options(typed: str, wanted: str) -> None:
         timeout=60,
     )
     assert found.stdout.split() == [wanted]
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvrelay", "version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kvrelay: the output: No space left on device\n"
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})"
+    done = subprocess.run(
+        prepared(program, sys.executable, "-m", "kvrelay.cli.main", "version"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert done.returncode == 1
+    assert "kvrelay: the current folder does not exist any more" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+@pytest.mark.parametrize("columns", ["20", "60"])
+def test_a_terminal_without_unicode_shows_what_it_can(encoding: str, columns: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvrelay", "check", *("--grpc-port", "0"), "--http-port", "0"],
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": columns, "PYTHONUTF8": "0"},
+    )
+    assert b"Traceback" not in done.stderr
+    assert b"This machine" in done.stdout

@@ -20,8 +20,7 @@ import pytest
 from support.scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
 
 import kvrelay
-from kvrelay.client.base_client import CHANNEL_OPTIONS as OPTIONS
-from kvrelay.client.base_client import BaseClient
+from kvrelay.client.base_client import BaseClient, channel_options
 from kvrelay.errors import Code, error_for
 from kvrelay.types.requests import TokenLogprobs
 from kvrelay.wire.inference import (
@@ -608,7 +607,7 @@ def test_routers_behind_one_name_take_turns() -> None:
     with (
         serving(first) as one,
         serving(second) as other,
-        grpc.insecure_channel(f"ipv4:{one},{other}", OPTIONS) as channel,
+        grpc.insecure_channel(f"ipv4:{one},{other}", channel_options("10.0.0.1:1")) as channel,
     ):
         stub = InferenceServiceStub(channel)
         for _ in range(200):  # until both are connected, the one that is has all
