@@ -54,7 +54,8 @@ def chat(
 ) -> None:
     """Talk to the model: each line is a message, and the model remembers the conversation.
 
-    /help lists what else a line can be. Ctrl-D ends. The model needs a chat template.
+    /help lists what else a line can be. Ctrl-D ends. The model needs a chat template. With messages
+    from a pipe or file, exits with 1 if one of them got no answer.
 
     Example: kvrelay chat --system "Answer in one sentence."
     """
@@ -83,7 +84,10 @@ def chat(
             print(f"{model or served} at {target}. /help lists commands, Ctrl-D ends.")
         for line in _lines():
             if not conversation.take(line):
-                return
+                break
+        # A person saw the errors.
+        if conversation.failures and not _is_terminal():
+            raise typer.Exit(1)
 
 
 class Conversation:
@@ -101,6 +105,8 @@ class Conversation:
         self._options = options
         self._shows_ledger = shows_ledger
         self._turns: list[tuple[str, str]] = []
+        # Messages without a whole answer.
+        self.failures = 0
         self._notes = Console(stderr=True, markup=False, highlight=False)
 
     def take(self, line: str) -> bool:
@@ -160,6 +166,7 @@ class Conversation:
                     print()
                     self._show_end(stream.result())
         except KvRelayError as error:
+            self.failures += 1
             self._note(f"{chr(10) * bool(answered)}{error.message}")
         if answered:
             self._turns = [*turns, ("assistant", "".join(answered))]

@@ -185,6 +185,8 @@ def prepare() -> None:
         # A terminal may not know each character of a table.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +24,7 @@ from kvrelay.vllm_engine.version_check import check_version
 
 # For the logs and sockets of a start.
 _ROOM_BYTES = 32 * 2**20
+_LOOPBACK_S = 5.0
 # Ray's object store, and the segments of the transport shm.
 _SHARED_MEMORY = Path("/dev/shm")
 # The least that a worker takes: a Python process with torch, without weights and KV.
@@ -62,6 +64,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(_check_kv, pools)
     yield partial(check_ports, config.listen)
     yield _check_temporary_folder
+    yield _check_loopback
     if not is_local:
         return
     if config.decode.engine == "vllm":
@@ -145,6 +148,21 @@ def _check_temporary_folder() -> None:
             f"TMPDIR: {error.strerror}; set TMPDIR to a folder with write access"
         ) from None
     _check_room(Path(folder), "set TMPDIR to another folder")
+
+
+def _check_loopback() -> None:
+    """Raises Unavailable if processes of this machine cannot reach each other over 127.0.0.1."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_LOOPBACK_S),
+        ):
+            pass
+    except OSError as error:
+        raise Unavailable(
+            f"127.0.0.1 does not answer: {error.strerror or error}; the processes of a cluster "
+            "talk over it: bring the loopback interface up, with `ip link set lo up` for instance"
+        ) from None
 
 
 def _check_room(folder: Path, hint: str) -> None:

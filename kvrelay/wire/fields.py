@@ -20,6 +20,7 @@ _WORDS = (
     ("bad argument type for built-in operation", "it must be text"),
     ("cannot be interpreted as an integer", "it must be a whole number"),
     ("must be real number", "it must be a number"),
+    ("surrogates not allowed", "it is not valid text; convert it to UTF-8"),
 )
 
 
@@ -61,7 +62,7 @@ def set_field(message: Message, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name}: {value!r:.80}: {_said(error)}", field=name) from error
+        raise InvalidArgument(f"{name}: {value!r:.80}: {said(error)}", field=name) from error
 
 
 def extend_field(message: Message, name: str, values: object) -> None:
@@ -69,10 +70,10 @@ def extend_field(message: Message, name: str, values: object) -> None:
     try:
         getattr(message, name).extend(values)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name}: {_said(error)}", field=name) from error
+        raise InvalidArgument(f"{name}: {said(error)}", field=name) from error
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Returns what protobuf says about a value of the wrong type, in words for users."""
     text = str(error)
     for words, said in _WORDS:

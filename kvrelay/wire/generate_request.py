@@ -8,7 +8,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import extend_field, optional, set_field, to_value
+from kvrelay.wire.fields import extend_field, optional, said, set_field, to_value
 from kvrelay.wire.sampling import SamplingOptions, sampling_from_proto, sampling_to_proto
 
 
@@ -52,7 +52,7 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"messages: {error}; give role and content of each as text", field="messages"
+            f"messages: {said(error)}; give role and content of each as text", field="messages"
         ) from error
     return message
 

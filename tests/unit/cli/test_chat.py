@@ -25,12 +25,16 @@ TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 
 
 def talk(
-    lines: list[str], router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, *options: str
+    lines: list[str],
+    router: ScriptedRouter,
+    monkeypatch: pytest.MonkeyPatch,
+    *options: str,
+    code: int = 0,
 ) -> list[list[tuple[str, str]]]:
-    """The messages of each request."""
+    """The messages of each request of a command that exits with `code`."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     with serving(router) as target:
-        assert run(["chat", "--target", target, "--max-tokens", "2", *options]) == 0
+        assert run(["chat", "--target", target, "--max-tokens", "2", *options]) == code
     return [
         [(message.role, message.content) for message in request.messages]
         for request in router.requests
@@ -87,9 +91,27 @@ def test_a_failed_answer_is_one_line_and_not_kept(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = ScriptedRouter([InvalidArgument("too long", field="messages")])
-    first, second = talk(["one", "two"], router, monkeypatch)
+    first, second = talk(["one", "two"], router, monkeypatch, code=1)
     assert (first, second) == ([("user", "one")], [("user", "two")])
     assert re.match(r"127.0.0.1:\d+: too long\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1", "utf-8"])
+def test_a_pipe_is_read_as_utf_8(encoding: str) -> None:
+    router = ScriptedRouter()
+    with serving(router) as target:
+        done = subprocess.run(
+            [*COMMAND, "chat", "--target", target, "--max-tokens", "2"],
+            input="größe ☃\n".encode() + b"\xff\n",
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
+    ((message,),) = [request.messages for request in router.requests]
+    assert message.content == "größe ☃"
+    assert done.returncode == 1
+    assert b"it is not valid text; convert it to UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,3 +127,14 @@ def test_a_host_tier_that_exceeds_the_memory_is_refused() -> None:
     loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "kv": {"tiers": [tier]}})
     with pytest.raises(ConfigError, match="the host tier of a prefill worker takes"):
         preflight.check_machine(loaded, is_local=True)
+
+
+def test_a_machine_whose_loopback_is_down_is_refused() -> None:
+    program = "from kvrelay.launch.preflight import _check_loopback; _check_loopback()"
+    done = subprocess.run(
+        ["unshare", "-Urn", sys.executable, "-c", program], capture_output=True, text=True
+    )
+    if done.stderr.startswith("unshare:"):
+        pytest.skip(done.stderr)
+    assert "127.0.0.1 does not answer: Network is unreachable" in done.stderr
+    preflight._check_loopback()
