@@ -33,7 +33,9 @@ Model = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
+    typer.Option(
+        metavar="T", help="Sampling temperature; 0 is greedy. Default: the model's, or 1."
+    ),
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")

@@ -36,11 +36,14 @@ class SamplingOptions:
     prompt_logprobs: int | None = None
     thinking_token_budget: int | None = None
 
-    def with_defaults(self) -> SamplingParams:
-        """Returns the parameters, with the defaults of SamplingParams for unset options."""
-        return SamplingParams(
-            **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
-        )
+    def with_defaults(self, model: SamplingOptions | None = None) -> SamplingParams:
+        """Returns the parameters. Unset options take those of `model`, which has numbers alone, or
+        the defaults of SamplingParams.
+        """
+        return SamplingParams(**{**({} if model is None else model._given()), **self._given()})
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
 _FIELDS = tuple(one.name for one in fields(SamplingOptions))

@@ -153,7 +153,14 @@ class Frontend:
         # router's deadline is slightly earlier.
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
-        sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len, tenant)
+        sampling = admit_sampling(
+            request,
+            request_id,
+            len(token_ids),
+            self.max_model_len,
+            tenant,
+            self.card.sampling_defaults,
+        )
         thinking = self.text.thinking_markers(token_ids)
         sampling = limit_thinking(sampling, tenant, thinking)
         admitted = Request(

@@ -15,9 +15,10 @@ from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
 from kvrelay.models.model_json import read_model_json
 from kvrelay.types.workers import WorkerInfo
-from kvrelay.wire.inference import ModelInfo
+from kvrelay.wire.inference import ModelInfo, SamplingOptions
 from router.core.compatibility import misfit
 from router.frontend.adapter_cards import AdapterCards
+from router.frontend.sampling_defaults import sampling_defaults
 
 # Limits on the reported architectures and on the characters of each.
 _MAX_NAMES, _MAX_NAME = 8, 100
@@ -40,6 +41,8 @@ class ModelCard:
     tokenizer_id: str = ""
     # The model's folder. Empty for a model without files.
     folder: str = ""
+    # Of requests that leave them open.
+    sampling_defaults: SamplingOptions = field(default_factory=SamplingOptions)
     adapters: AdapterCards = field(default_factory=AdapterCards)
 
     @property
@@ -60,12 +63,16 @@ class ModelCard:
         """Reads the model's folder. `ask` supplies sizes that config.json omits or stores under
         another name.
 
-        Raises ModelRefused if config.json cannot be read.
+        Raises ModelRefused if config.json or generation_config.json cannot be read or used.
         """
         path = Path(folder)
         model = read_model_json(path / "config.json")
         defaults = path / "generation_config.json"
         generation = read_model_json(defaults) if defaults.exists() else {}
+        try:
+            recommended = sampling_defaults(generation)
+        except ValueError as error:
+            raise ModelRefused(f"{defaults}: {error}") from error
         # Multimodal models store the language model's configuration in text_config.
         text = model.get("text_config", model)
         try:
@@ -98,6 +105,7 @@ class ModelCard:
             eos_token_ids=eos,
             tokenizer_id=tokenizer_id(path),
             folder=str(path),
+            sampling_defaults=recommended,
         )
 
 

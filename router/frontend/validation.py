@@ -206,8 +206,9 @@ def admit_sampling(
     num_prompt_tokens: int,
     max_model_len: int,
     tenant: Tenant,
+    defaults: SamplingOptions | None = None,
 ) -> SamplingParams:
-    """Completes the request's sampling once the prompt's length is known.
+    """Completes the request's sampling once the prompt's length is known. `defaults`: the model's.
 
     - An unset max_tokens of a prompt becomes 64, cut to the free context. An answer to messages may
       fill the context, up to a tenth of the tokens that its tenant may use in a minute.
@@ -249,7 +250,7 @@ def admit_sampling(
         if options.seed is None
         else options.seed
     )
-    sampling = replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
+    sampling = replace(options.with_defaults(defaults), max_tokens=max_tokens, seed=seed)
     check_prompt_logprobs(sampling, num_prompt_tokens)
     return sampling
 

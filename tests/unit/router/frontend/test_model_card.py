@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrelay.config.schema import ModelConfig
 from kvrelay.errors import ModelRefused
+from kvrelay.tenants import ANONYMOUS
+from kvrelay.types.requests import SamplingParams
+from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
+from router.frontend.validation import admit_sampling
 
 
 def write(folder: Path, **config: object) -> str:
@@ -59,4 +67,51 @@ def test_folder_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> 
 
 def test_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"config\.json"):
+        ModelCard.load(str(tmp_path), ModelConfig())
+
+
+NUMBERS = {
+    "temperature": st.floats(0, 100),
+    "top_k": st.integers(0, 2**31 - 1),
+    "top_p": st.floats(1e-9, 1),
+    "min_p": st.floats(0, 1),
+    "repetition_penalty": st.floats(0.01, 100),
+}
+SIZES = {"max_position_embeddings": 128, "vocab_size": 10}
+
+
+@given(
+    recommended=st.fixed_dictionaries({}, optional=NUMBERS),
+    asked=st.fixed_dictionaries({}, optional=NUMBERS),
+)
+def test_a_request_leaves_open_what_the_model_recommends(
+    tmp_path_factory: pytest.TempPathFactory, recommended: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    write(folder, **SIZES)
+    others = {"do_sample": True, "max_new_tokens": 7, "eos_token_id": 3, "top_k": None}
+    (folder / "generation_config.json").write_text(json.dumps(others | recommended))
+    card = ModelCard.load(str(folder), ModelConfig())
+    request = GenerateRequest(prompt="hi", sampling=SamplingOptions(**asked))
+    admitted = admit_sampling(request, "r", 10, 128, ANONYMOUS, card.sampling_defaults)
+    wanted = SamplingParams(**recommended | asked)
+    assert replace(admitted, seed=None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"temperature": True}, "temperature is True; it must be a number"),
+        ({"top_k": 2.5}, "top_k is 2.5; it must be a number"),
+        ({"top_p": 7}, "top_p is 7.*allowed"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0.*allowed"),
+    ],
+)
+def test_what_no_request_could_ask_for_is_refused(
+    tmp_path: Path, content: dict[str, Any], words: str
+) -> None:
+    write(tmp_path, **SIZES)
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelRefused, match=rf"generation_config\.json: .*{words}"):
         ModelCard.load(str(tmp_path), ModelConfig())
