@@ -23,6 +23,8 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingOptions:
         kinds = (int,) if name == "top_k" else (int, float)
         if type(value) not in kinds:
             raise ValueError(f"{name} is {value!r:.40}; it must be a number")
+    if found.get("top_k") == -1:
+        found["top_k"] = 0  # off, as in a request
     options = SamplingOptions(**found)
     try:
         check_numbers(options)

@@ -98,6 +98,12 @@ def test_a_request_leaves_open_what_the_model_recommends(
     assert replace(admitted, seed=None) == wanted
 
 
+def test_a_top_k_of_minus_one_is_off(tmp_path: Path) -> None:
+    write(tmp_path, **SIZES)
+    (tmp_path / "generation_config.json").write_text('{"top_k": -1}')
+    assert ModelCard.load(str(tmp_path), ModelConfig()).sampling_defaults.top_k == 0
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
