@@ -247,10 +247,10 @@ async def test_without_the_package_the_error_says_what_to_install(
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
         push = sender.open(KEY, decode.grant([1], transport="nixl"))
         push.send(0, [1])
-        with pytest.raises(Unimplemented, match=r"pip install 'kvrelay\[nixl\]'"):
+        with pytest.raises(Unimplemented, match=r"pip install '\.\[nixl\]' in a clone"):
             await push.commit(1, 4, 0.0)
         with (
-            pytest.raises(Unimplemented, match=r"pip install 'kvrelay\[nixl\]'"),
+            pytest.raises(Unimplemented, match=r"pip install '\.\[nixl\]' in a clone"),
             NixlReader(torch.device("cpu"), "127.0.0.1", 1.0).lend(
                 RemoteArena(b"", 0, LAYOUT.arena_bytes(32)), LAYOUT
             ) as inbound,

@@ -244,8 +244,8 @@ async def test_a_missing_interpreter_is_unavailable(
     [
         ({}, NotFound, "has no chat template; send a prompt"),
         ({"tokenizer_config.json": "{}"}, NotFound, "has no chat template"),
-        ({"tokenizer_config.json": "{"}, ModelRefused, "cannot be read"),
-        ({"tokenizer_config.json": '{"a":' * 10**5}, ModelRefused, "cannot be read"),
+        ({"tokenizer_config.json": "{"}, ModelRefused, "not valid JSON"),
+        ({"tokenizer_config.json": '{"a":' * 10**5}, ModelRefused, "not valid JSON"),
         ({"tokenizer_config.json": "[]"}, ModelRefused, "not a JSON object"),
     ],
 )

@@ -156,6 +156,12 @@ PRESSED = "return document.querySelector('#align [aria-pressed=true]').textConte
 AXIS_END = "#axis span:last-child"
 
 
+def milliseconds(text: str) -> float:
+    """Of a time as the page shows it, such as 250 ms or 1.2 s."""
+    number, unit = text.split()
+    return float(number) * {"ms": 1, "s": 1000}[unit]
+
+
 async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: Browser) -> None:
     for name in ("decode-0", "decode-1"):
         cluster.workers[name].pace_s = 0.01
@@ -166,11 +172,11 @@ async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: B
     # No click: the page opens on this tab and stays on it.
     assert await browser.run(PRESSED) == "from arrival"
     await browser.until("#state-word", lambda text: text == "ready")
-    end = await browser.until(AXIS_END, lambda text: bool(text))
-    assert end.endswith(" ms"), "the long request is out of view"
+    end = milliseconds(await browser.until(AXIS_END, lambda text: bool(text)))
+    assert end < 300 * 10, "the long request is out of view"
     assert await browser.run(PRESSED) == "from arrival"
     await browser.run("document.getElementById('gantt').scrollTop = 1e6")
-    await browser.until(AXIS_END, lambda text: text.endswith(" s"))
+    await browser.until(AXIS_END, lambda text: milliseconds(text) > end)
 
     # The time axis of an idle cluster ends near the last request, and says when that was.
     await browser.click("[data-align=clock]")
