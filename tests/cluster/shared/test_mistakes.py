@@ -72,7 +72,7 @@ MISTAKES = [
     ("loadtest run --rate fast", 2, "'fast' is not a number"),
     ("loadtest run --num-requests 1 --target http://127.0.0.1:{free}", 1, NOTHING),
     ("generate --target {grpc} --timeout 0.001 hi", 1, "give more time (--timeout SECONDS"),
-    ("top --admin {admin}", 2, "the output is not a terminal; use kvrelay status"),
+    ("top --admin {admin}", 2, "not a terminal that can be redrawn; use kvrelay status"),
 ]
 
 
