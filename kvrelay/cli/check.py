@@ -72,7 +72,9 @@ def check(
         model=model,
         prefill=prefill,
         decode=decode,
-        ports={"grpc": grpc_port, "http": http_port, "admin": admin_port},
+        grpc_port=grpc_port,
+        http_port=http_port,
+        admin_port=admin_port,
     )
     machine = Machine.here()
     pools = plan_memory(loaded, machine)

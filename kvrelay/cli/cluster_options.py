@@ -44,30 +44,19 @@ Decode = Annotated[
     int | None,
     typer.Option(envvar="KVRELAY_DECODE", metavar="N", help="Decode workers to start. Default: 1."),
 ]
-GrpcPort = Annotated[
-    int | None,
-    typer.Option(
-        envvar="KVRELAY_GRPC_PORT",
+
+
+def _port_option(name: str, default: int) -> Any:
+    return typer.Option(
+        envvar=f"KVRELAY_{name.upper()}_PORT",
         metavar="PORT",
-        help="gRPC port; 0 picks a free port. Default: 50051.",
-    ),
-]
-HttpPort = Annotated[
-    int | None,
-    typer.Option(
-        envvar="KVRELAY_HTTP_PORT",
-        metavar="PORT",
-        help="HTTP port; 0 picks a free port. Default: 8000.",
-    ),
-]
-AdminPort = Annotated[
-    int | None,
-    typer.Option(
-        envvar="KVRELAY_ADMIN_PORT",
-        metavar="PORT",
-        help="Admin port; 0 picks a free port. Default: 50052.",
-    ),
-]
+        help=f"{name} port; 0 picks a free port. Default: {default}.",
+    )
+
+
+GrpcPort = Annotated[int | None, _port_option("gRPC", 50051)]
+HttpPort = Annotated[int | None, _port_option("HTTP", 8000)]
+AdminPort = Annotated[int | None, _port_option("Admin", 50052)]
 LogLevel = Annotated[
     str | None,
     typer.Option(
@@ -104,12 +93,14 @@ def effective_config(
     model: str | None,
     prefill: int | None,
     decode: int | None,
-    ports: dict[str, int | None],
+    grpc_port: int | None,
+    http_port: int | None,
+    admin_port: int | None,
 ) -> ClusterConfig:
     """Returns the configuration of the file with the values of the command line.
 
-    `argument` and `model` both name the model; `ports` by endpoint. Raises ConfigError, and
-    typer.BadParameter for two models.
+    `argument` and `model` both name the model. Raises ConfigError, and typer.BadParameter for two
+    models.
     """
     from kvrelay.config.config_file import load_config
 
@@ -124,7 +115,7 @@ def effective_config(
         name: value for name, value in options.items() if value is not None
     }
     listen = load_config(file, overrides).listen  # a port option keeps the configured host
-    for endpoint, port in ports.items():
+    for endpoint, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
         if port is not None:
             if not 0 <= port <= 65535:
                 raise ConfigError(f"--{endpoint}-port {port} is not a port; allowed are 0 to 65535")

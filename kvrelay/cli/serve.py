@@ -63,7 +63,9 @@ def serve(
         model=model,
         prefill=prefill,
         decode=decode,
-        ports={"grpc": grpc_port, "http": http_port, "admin": admin_port},
+        grpc_port=grpc_port,
+        http_port=http_port,
+        admin_port=admin_port,
     )
     on_screen = sys.stderr.isatty() and log_level is None
     if ray_address is not None:

@@ -128,11 +128,13 @@ def test_an_odd_folder_a_dead_proxy_and_a_closed_terminal(tmp_path: Path) -> Non
     """Files of the user are no modules of kvrelay, loopback needs no proxy, and SIGHUP drains."""
     for name in ("types", "redis", "random", "queue", "token", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user was imported')")
+    # As the installed command: only the processes that it starts could look into the folder.
+    alone = [sys.executable, "-P", "-m", "kvrelay.cli.main"]
     odd = {"http_proxy": "http://127.0.0.1:9", "grpc_proxy": "http://127.0.0.1:9"}
-    environment = {**os.environ, **odd, "PYTHONOPTIMIZE": "2", "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, **odd, "PYTHONOPTIMIZE": "2"}
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
     serve = subprocess.Popen(
-        [*KVRELAY, "serve", *SMALL],
+        [*alone, "serve", *SMALL],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -142,7 +144,7 @@ def test_an_odd_folder_a_dead_proxy_and_a_closed_terminal(tmp_path: Path) -> Non
         assert serve.stdout is not None
         ready = re.match(r"kvrelay ready grpc=(\S+)", serve.stdout.readline())
         assert ready is not None, serve.communicate(timeout=60)[1]
-        generate = [*KVRELAY, "generate", "hi", "--max-tokens", "2", "--target", ready[1]]
+        generate = [*alone, "generate", "hi", "--max-tokens", "2", "--target", ready[1]]
         done = subprocess.run(generate, capture_output=True, timeout=120, **options)
         assert done.returncode == 0, done.stderr
         processes = family(serve.pid)
