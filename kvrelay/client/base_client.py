@@ -15,6 +15,7 @@ from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
+from kvrelay.loopback import is_loopback
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
@@ -36,8 +37,7 @@ def channel_options(target: str) -> tuple[tuple[str, int | str], ...]:
     """Returns gRPC's options for HOST:PORT. A proxy of the environment (http_proxy) cannot reach
     this machine's loopback, and is not used for it.
     """
-    host = target.rpartition(":")[0].strip("[]")
-    if host == "localhost" or host == "::1" or host.startswith("127."):
+    if is_loopback(target):
         return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0))
     return _CHANNEL_OPTIONS
 

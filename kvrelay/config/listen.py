@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from kvrelay.config.section import Section
+from kvrelay.loopback import is_loopback
 
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 # Listeners of a router, by their keys in `listen`.
@@ -28,17 +28,6 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the host of HOST:PORT is a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ListenConfig(Section):

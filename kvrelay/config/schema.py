@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kvrelay.config.adapters import AdaptersConfig
-from kvrelay.config.listen import ENDPOINTS, ListenConfig, is_loopback
+from kvrelay.config.listen import ENDPOINTS, ListenConfig
 from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.redis_url import Sentinels, without_password
 from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.config.security import SecurityConfig
+from kvrelay.loopback import is_loopback
 from kvrelay.types.workers import POOLS, PoolName
 
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")

@@ -4,10 +4,11 @@ nodes.
 
 from __future__ import annotations
 
-from kvrelay.config.listen import is_address, is_loopback
+from kvrelay.config.listen import is_address
 from kvrelay.config.redis_url import hosts_of
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
+from kvrelay.loopback import is_loopback
 
 # The Ray that runs on this machine, or the Ray that RAY_ADDRESS names.
 AUTO = "auto"

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kvrelay.config.adapters import MAX_ADAPTERS
-from kvrelay.config.listen import is_loopback
 from kvrelay.errors import FailedPrecondition
+from kvrelay.loopback import is_loopback
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.redis_connection import millis
 from kvrelay.state.registry_values import RegistryValues, encoded, valid_name

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvrelay.config.listen import is_loopback
 from kvrelay.errors import KvRelayError, PermissionDenied
+from kvrelay.loopback import is_loopback
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
 from router.api.http.errors import error_response, new_request_id
 from router.frontend.access import Access

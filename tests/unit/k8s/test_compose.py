@@ -21,8 +21,8 @@ from support.command_lines import resolve
 from support.router_harness import running_router
 
 from kvrelay.config.config_file import load_config
-from kvrelay.config.schema import is_loopback
 from kvrelay.config.tokens_file import load_tokens
+from kvrelay.loopback import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security.credentials import Credentials
 from kvrelay.types.workers import POOLS

@@ -30,7 +30,7 @@ from support.router_harness import running_router
 
 import autoscaler.worker_drain
 from autoscaler.scaling_policy import PoolSnapshot, decide
-from kvrelay.config.listen import is_loopback
+from kvrelay.loopback import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security import tls_roles as roles
 from kvrelay.types.workers import POOLS, PoolName
