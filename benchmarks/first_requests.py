@@ -41,11 +41,6 @@ WORDS = (
     "door",
     "king",
 )
-TOOL = {
-    "name": "calculate",
-    "description": "Calculates an expression.",
-    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-}
 OPTIONS: Body = {"max_tokens": 16, "temperature": 0, "stream": True}
 
 
@@ -70,6 +65,18 @@ def chat(count: int, **options: object) -> Callable[[Random], tuple[str, Body]]:
     )
 
 
+def new_tool(random: Random) -> tuple[str, Body]:
+    """A chat with a tool that no request had before. A template puts tools first, so a known tool
+    would be found in the prefix cache.
+    """
+    function = {
+        "name": f"tool_{random.randrange(10**9)}",
+        "description": words(random, LONG // 4),
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    }
+    return chat(LONG, tools=[{"type": "function", "function": function}])(random)
+
+
 def new_schema(random: Random) -> tuple[str, Body]:
     """A chat whose answer follows a JSON schema that no request had before."""
     properties = {
@@ -90,7 +97,7 @@ KINDS: dict[str, Callable[[Random], tuple[str, Body]]] = {
     "text, prompt scores": completion(LONG, logprobs=1, echo=True, stream=False),
     "chat, disaggregated": chat(LONG),
     "chat, local": chat(SHORT),
-    "chat with tools": chat(LONG, tools=[{"type": "function", "function": TOOL}]),
+    "chat with tools": new_tool,
     "JSON schema": new_schema,
     "Responses": lambda random: (
         "/v1/responses",
