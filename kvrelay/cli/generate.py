@@ -17,7 +17,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.types.ledger_json import ledger_to_json
 
 if TYPE_CHECKING:
-    from kvrelay.client import Completion
+    from kvrelay.client import Completion, Stream
 
 Target = Annotated[
     str,
@@ -107,14 +107,24 @@ def generate(
         ) as stream,
     ):
         if not as_json:
-            for event in stream:
-                print(event.text, end="", flush=True)
-            print()
+            _print(stream)
         completion = stream.result()
     if as_json:
         print(json.dumps(_as_json(completion), indent=2))
     if ledger:
         Console(stderr=True, markup=False, highlight=False).print(render.ledger_table(completion))
+
+
+def _print(stream: Stream) -> None:
+    """Prints the answer as it arrives. A person does not see the spaces before it, which belong
+    between the prompt and the answer.
+    """
+    begun = not sys.stdout.isatty()
+    for event in stream:
+        text = event.text if begun else event.text.lstrip(" ")
+        begun = begun or bool(text)
+        print(text, end="", flush=True)
+    print()
 
 
 def _prompt(argument: str, file: Path | None) -> str:

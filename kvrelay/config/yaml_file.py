@@ -85,6 +85,9 @@ def _printable(key: str) -> str:
 
 
 def _text(path: Path) -> str:
+    if path.is_dir():
+        # An empty name stands for the current folder.
+        raise ConfigError(f"{path}: is a folder; give the name of a YAML file")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

@@ -16,6 +16,7 @@ from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
 from kvrelay.launch.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.port_check import check_ports
+from kvrelay.launch.process_limit import check_processes
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
@@ -74,6 +75,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(_check_room, SHORT_PARENT, "Ray keeps its sockets and logs there")
     yield partial(check_shared_memory, _SHARED_MEMORY)
     yield partial(_check_pools, config, machine.memory_bytes)
+    yield partial(check_processes, sum(config.pool(pool).replicas for pool in POOLS))
     yield partial(_check_memory, config, pools, machine.memory_bytes)
     for one in pools:
         yield partial(_check_tiers, one)

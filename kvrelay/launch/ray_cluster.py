@@ -167,7 +167,9 @@ class RayCluster:
                 _end_ray(before)
                 if not left:
                     raise RuntimeError(
-                        f"{error} after {_STARTS} tries; try again while the machine is less busy"
+                        f"Ray does not start: {error}, {_STARTS} times. If the machine is busy, "
+                        "try again later; otherwise look at its limits on memory, processes "
+                        "(ulimit -u) and open files (ulimit -n)"
                     ) from error
                 log.warning("ray_starts_again", reason=str(error))
         self._raylet = next(pid for pid in family(os.getpid()) if command_of(pid) == "raylet")

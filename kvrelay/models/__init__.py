@@ -22,9 +22,10 @@ def resolve_model(path: str) -> str:
     """
     if path == DEMO:
         return str(_DEMO_FOLDER)
-    if path and Path(path).is_dir() and not os.access(path, os.R_OK | os.X_OK):
-        raise NotFound(f"model {path!r}: this user may not read the folder", field="model")
-    if (path and Path(path).is_dir()) or _HUB_ID.fullmatch(path):
+    if path and Path(path).is_dir():
+        _check_folder(path)
+        return path
+    if _HUB_ID.fullmatch(path):
         return path
     found = "it is a file, not a folder" if Path(path).is_file() else "there is no such folder"
     raise NotFound(
@@ -32,6 +33,17 @@ def resolve_model(path: str) -> str:
         "folder, or a Hugging Face hub id such as 'org/name'",
         field="model",
     )
+
+
+def _check_folder(path: str) -> None:
+    """Raises NotFound for a folder whose files cannot be read, or only while somebody writes to
+    them.
+    """
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise NotFound(f"model {path!r}: this user may not read the folder", field="model")
+    for entry in Path(path).iterdir():
+        if entry.is_fifo() or entry.is_socket() or entry.is_char_device():
+            raise NotFound(f"model {path!r}: {entry.name} is not a regular file", field="model")
 
 
 def is_on_hub(path: str) -> bool:

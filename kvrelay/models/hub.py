@@ -106,6 +106,11 @@ def _reason(error: Exception) -> str:
     """Says why the hub cannot provide the model, and what to do."""
     from huggingface_hub import constants, errors
 
+    if not constants.ENDPOINT.startswith(("http://", "https://")):
+        return (
+            f"the folder does not exist, and HF_ENDPOINT is {constants.ENDPOINT!r:.80}; it must "
+            "begin with https:// or http://"
+        )
     if isinstance(error, errors.GatedRepoError):
         return (
             "the folder does not exist, and the Hugging Face hub gives this model only to users "

@@ -99,6 +99,7 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
                 path, cases, _answers(completions), expected, expected_name, reference.margin, note
             )
         )
+        progress("stopping the cluster", 1)
     return Report(config.model.path, config.model.dtype, requests, tuple(reports))
 
 

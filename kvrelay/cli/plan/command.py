@@ -57,6 +57,7 @@ def plan(
     num_requests: options.NumRequests = None,
     record: options.Record = None,
     step_costs: options.StepCostsFile = None,
+    formulas: options.Formulas = False,
     as_json: AsJson = False,
     html: Html = None,
 ) -> None:
@@ -135,7 +136,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_to_json(found), indent=2, allow_nan=False))
     else:
-        print_plan(plan_view(found))
+        print_plan(plan_view(found, formulas=formulas))
     from kvrelay.loadtest.report.report_file import write
 
     if step_costs is not None:

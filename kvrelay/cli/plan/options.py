@@ -243,3 +243,4 @@ StepCostsFile = Annotated[
         help="File to write the step costs of the roofline to, as JSON.",
     ),
 ]
+Formulas = Annotated[bool, typer.Option("--formulas", help="Print the formulas and their sources.")]

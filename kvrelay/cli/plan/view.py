@@ -24,13 +24,14 @@ def print_plan(view: RenderableType) -> None:
     Console(markup=False, highlight=False, width=width).print(view)
 
 
-def plan_view(plan: Plan) -> RenderableType:
-    """Renders all sections."""
+def plan_view(plan: Plan, *, formulas: bool = False) -> RenderableType:
+    """Renders all sections. formulas: whether the formulas and their sources are one of them."""
     parts: list[RenderableType] = [_header(plan), _kv(plan), _memory(plan), _walls(plan)]
-    parts += [_users(plan), _roofline(plan), _handoff(plan)]
+    parts += [_users(plan), _roofline(plan), _handoff(plan), _notes(plan)]
+    if formulas:
+        parts += [_references()]
     if plan.advice is not None:
         parts += [_cluster(plan, plan.advice)]
-    parts += [_notes(plan), _references()]
     return Group(*parts)
 
 
@@ -235,6 +236,7 @@ def _pool_row(pool: PoolSize) -> tuple[str, ...]:
 
 def _notes(plan: Plan) -> RenderableType:
     lines = [f"- {one}" for one in (*plan.notes, *ASSUMPTIONS)]
+    lines += ["- The formulas and their sources: --formulas, --html or --json."]
     return Group(_section("Notes and assumptions"), Text("\n".join(lines)))
 
 

@@ -46,6 +46,15 @@ def test_text_streams_to_stdout(capsys: Output) -> None:
     )
 
 
+def test_a_person_does_not_see_the_spaces_before_an_answer(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with serving(ScriptedRouter()) as target:
+        assert run(["generate", "Once", "--max-tokens", "3", "--target", target]) == 0
+    assert capsys.readouterr().out == "t100 t101 t102\n"
+
+
 def test_what_is_not_given_is_left_to_the_cluster() -> None:
     router = ScriptedRouter()
     with serving(router) as target:

@@ -43,6 +43,16 @@ def test_the_text_fits_80_columns(capsys: Capture) -> None:
         assert text in out
 
 
+@pytest.mark.parametrize("formulas", [False, True])
+def test_the_last_line_is_the_verdict_and_formulas_are_printed_when_asked_for(
+    capsys: Capture, formulas: bool
+) -> None:
+    workload = ("--rate", "1", "--prompt-tokens", "100", "--output-tokens", "10")
+    _, out, _ = plan(capsys, "llama-3.1-8b", *workload, *(["--formulas"] if formulas else []))
+    assert "Do not disaggregate" in "".join(out.splitlines()[-2:])
+    assert ("PagedAttention" in out) is formulas
+
+
 def test_the_budget_of_a_70b_model(capsys: Capture) -> None:
     asked = ("llama-3.1-70b", "--memory", "320GB", "--weight-memory", "140GB", "--users", "50")
     wall = document(capsys, *asked)["longest_context"][0]

@@ -524,7 +524,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"kv: {}\n\xff\n")
     for path, says in (
         (tmp_path / "none.yaml", ": cannot be read: No such file"),
-        (tmp_path, ": cannot be read: Is a directory"),
+        (tmp_path, ": is a folder; give the name of a YAML file"),
         (large, ":1: the file is larger than 1048576 bytes"),
         (binary, ":2: byte 0xff is not valid UTF-8"),
     ):

@@ -150,6 +150,11 @@ class TestRefusals:
         message = refusal(name, environment("http://127.0.0.1:1", tmp_path))
         assert message.startswith(f"model {name!r}: ")
 
+    @pytest.mark.parametrize("url", ["garbage", "127.0.0.1:8080", "ftp://host"])
+    def test_an_address_of_the_hub_that_is_none(self, tmp_path: Path, url: str) -> None:
+        message = refusal("a/b", environment(url, tmp_path))
+        assert f"HF_ENDPOINT is '{url}'; it must begin with https://" in message
+
     @pytest.mark.parametrize("offline", [True, False])
     def test_not_in_the_cache(self, tmp_path: Path, offline: bool) -> None:
         variables = {"HF_HUB_OFFLINE": "1"} if offline else {}
