@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decode_worker.draft_depth import DraftDepth
 from decode_worker.ngram import NgramProposer
 from decode_worker.proposer import Proposer, right_guesses
+from decode_worker.suffix import SuffixProposer
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.worker.sequence import Sequence
 
@@ -32,8 +33,7 @@ class Drafter:
         self._config = config
         self._max_model_len = max_model_len
         if proposer is None:
-            assert config.kind == "ngram", f"kind {config.kind} needs its proposer"
-            proposer = NgramProposer(config.min_ngram, config.max_ngram)
+            proposer = _of_texts(config)
         self._proposer = proposer
         self._drafted: dict[Sequence, _Drafted] = {}
 
@@ -78,3 +78,11 @@ class Drafter:
         right = right_guesses(sequence.tokens, drafted.start, drafted.draft)
         drafted.depth.learn(len(drafted.draft), right)
         drafted.start, drafted.draft = end, ()
+
+
+def _of_texts(config: SpeculationConfig) -> Proposer:
+    """The proposer of a kind that needs the tokens of sequences only."""
+    if config.kind == "suffix":
+        return SuffixProposer(config.min_ngram)
+    assert config.kind == "ngram", f"kind {config.kind} needs its proposer"
+    return NgramProposer(config.min_ngram, config.max_ngram)

@@ -147,14 +147,15 @@ class SpeculationConfig(Section):
     the same.
     """
 
-    # ngram: tokens that followed the same n tokens earlier. draft: tokens of a smaller model.
-    kind: Literal["ngram", "draft"] = "ngram"
+    # ngram: tokens that followed the same n tokens earlier in the sequence. suffix: tokens that
+    # followed the longest match in this or an earlier sequence. draft: tokens of a smaller model.
+    kind: Literal["ngram", "suffix", "draft"] = "ngram"
     # Most draft tokens for one sequence in one step.
     tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
     # off.
     max_batch: PositiveInt = 8
-    # ngram: least number of tokens that must match.
+    # ngram, suffix: least number of tokens that must match.
     min_ngram: PositiveInt = 2
     # ngram: most tokens that are compared; the longest match wins.
     max_ngram: PositiveInt = 4
@@ -165,7 +166,7 @@ class SpeculationConfig(Section):
 
     @model_validator(mode="after")
     def _fit(self) -> SpeculationConfig:
-        if self.min_ngram > self.max_ngram:
+        if self.kind == "ngram" and self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; set min_ngram to "
                 "max_ngram or less"

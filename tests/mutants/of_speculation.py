@@ -15,6 +15,23 @@ REFUSED = (
 
 MUTANTS = (
     Mutant(
+        "the texts of other salts are not drafted from",
+        "decode_worker/suffix.py",
+        "return sequence.spec.salt, sequence.spec.adapter",
+        'return "", ""',
+        (
+            "unit/decode_worker/test_speculation.py"
+            "::test_an_earlier_answer_is_drafted_from_if_its_salt_is_the_same",
+        ),
+    ),
+    Mutant(
+        "earlier texts are forgotten in time",
+        "decode_worker/suffix.py",
+        "self._old, self._young, self._tokens = self._young, {}, 0",
+        "pass",
+        ("unit/decode_worker/test_suffix.py::test_old_texts_are_forgotten_and_memory_is_bounded",),
+    ),
+    Mutant(
         "the draft model's KV of a wrong draft is computed again",
         "decode_worker/proposer.py",
         "if index >= len(tokens) or tokens[index] != guess:",

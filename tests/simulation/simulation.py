@@ -207,7 +207,9 @@ def _logs_told(cluster: Cluster) -> Iterator[None]:
 
 
 def _config(rng: random.Random) -> ClusterConfig:
-    speculation = {"tokens": 3, "min_ngram": 1, "max_ngram": 2} if rng.random() < 0.3 else None
+    drawn = rng.random()
+    kind = "suffix" if drawn < 0.15 else "ngram"
+    speculation = {"kind": kind, "tokens": 3, "min_ngram": 1, "max_ngram": 2}
     return ClusterConfig.model_validate(
         {
             "kv": {"block_size": BLOCK},
@@ -216,7 +218,7 @@ def _config(rng: random.Random) -> ClusterConfig:
                 "replicas": 1,
                 "chunk_tokens": 8,
                 "max_batch": rng.choice((3, 6)),
-                "speculation": speculation,
+                "speculation": speculation if drawn < 0.3 else None,
             },
             "router": {
                 "local_below_tokens": rng.choice((4, 10)),

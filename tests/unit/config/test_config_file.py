@@ -40,7 +40,7 @@ BAD_CONFIGS = {
     "unknown kind of speculation": (
         "decode: {speculation: {kind: eagle}}\n",
         1,
-        "decode.speculation.kind: must be 'ngram' or 'draft', not",
+        "decode.speculation.kind: must be 'ngram', 'suffix' or 'draft', not",
     ),
     "draft without a model": (
         "decode:\n  speculation: {kind: draft}\n",

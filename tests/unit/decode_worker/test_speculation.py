@@ -30,12 +30,20 @@ from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 SPECULATING = config(tokens=5, min_ngram=1, max_ngram=3, max_batch=12)
+SUFFIX = config(kind="suffix", tokens=5, min_ngram=1, max_batch=12)
+KINDS = pytest.mark.parametrize("settings", [SPECULATING, SUFFIX], ids=["ngram", "suffix"])
 
 
 @pytest.mark.parametrize(
     "settings",
-    [SPECULATING, config(tokens=1), config("76KiB", tokens=5, min_ngram=1, max_batch=12)],
-    ids=["many", "one", "few blocks"],
+    [
+        SPECULATING,
+        config(tokens=1),
+        config("76KiB", tokens=5, min_ngram=1, max_batch=12),
+        SUFFIX,
+        config("76KiB", kind="suffix", tokens=5, min_ngram=1, max_batch=12),
+    ],
+    ids=["many", "one", "few blocks", "suffix", "suffix, few blocks"],
 )
 async def test_answers_are_the_same_as_without(
     tiny_model: Callable[..., Path], settings: ClusterConfig
@@ -61,6 +69,28 @@ async def test_few_steps_give_many_tokens(tiny_model: Callable[..., Path]) -> No
         )
         load = await load_of(session.info)
         assert load.draft_tokens == load.accepted_tokens == 60 - len(runs)
+
+
+@pytest.mark.parametrize("salt", ["", "another"])
+async def test_an_earlier_answer_is_drafted_from_if_its_salt_is_the_same(
+    tiny_model: Callable[..., Path], salt: str
+) -> None:
+    """Random tokens at temperature 1 do not repeat within the answer; the same seed does."""
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=25, ignore_eos=True)
+    first = SequenceSpec("first", 0, (2, 3), 2, params)
+    second = replace(first, request_id="second", salt=salt)
+    async with workers(tiny_model("llama"), SUFFIX, "decode-0") as running:
+        session = await running.session("decode-0")
+        await session.send(RunLocal(first))
+        expected = (await answers(session, 1))["first"]
+        await session.send(RunLocal(second))
+        tokens, runs = list[int](), 0
+        while len(tokens) < 25:
+            tokens += (await session.tokens()).token_ids
+            runs += 1
+        assert tuple(tokens) == expected[0]
+        assert runs > 15 if salt else runs < 10
+        await settled(running)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +132,20 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
         await settled(running)
 
 
+@KINDS
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
-    tiny_model: Callable[..., Path], seed: int
+    tiny_model: Callable[..., Path], settings: ClusterConfig, seed: int
 ) -> None:
     """By hand-off from a prefill worker, then after any number of tokens to another decode worker,
     and back.
     """
-    await check_moves(tiny_model("llama"), SPECULATING, specs(16, seed), seed)
+    await check_moves(tiny_model("llama"), settings, specs(16, seed), seed)
 
 
+@KINDS
 async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
-    tiny_model: Callable[..., Path],
+    tiny_model: Callable[..., Path], settings: ClusterConfig
 ) -> None:
     """Follow-up prompts begin with earlier answers, whose blocks the prefix cache has kept."""
     requests = [one for one in specs(24) if one.sampling.max_tokens >= 20]
@@ -128,7 +160,7 @@ async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
             )
         )
     expected, _, _ = await local(tiny_model("llama"), PLAIN, follow_ups)
-    async with workers(tiny_model("llama"), SPECULATING, "decode-0") as running:
+    async with workers(tiny_model("llama"), settings, "decode-0") as running:
         session = await running.session("decode-0")
         for one, after in zip(requests, follow_ups, strict=True):
             await session.send(RunLocal(one))
@@ -149,6 +181,9 @@ async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
         await settled(running)
 
 
-async def test_aborts_in_the_middle_leave_nothing_behind(tiny_model: Callable[..., Path]) -> None:
-    settings = config("80KiB", tokens=5, min_ngram=1, max_batch=12)
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+async def test_aborts_in_the_middle_leave_nothing_behind(
+    tiny_model: Callable[..., Path], kind: str
+) -> None:
+    settings = config("80KiB", kind=kind, tokens=5, min_ngram=1, max_batch=12)
     await check_aborts(tiny_model("llama"), settings)
