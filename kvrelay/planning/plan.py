@@ -59,6 +59,8 @@ class Question:
     price: float | None = None
     # Measured step costs, of one worker of `devices` devices.
     costs: StepCostModel | None = None
+    # The model that drafts tokens beside it.
+    draft: PlannedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Plan:
     weight_bytes: float
     activation_bytes: float
     free_bytes: float
+    # KV of the draft model, for as many tokens as `free_bytes` hold; 0 without a draft model.
+    draft_kv_bytes: float
     roofline: Roofline
     walls: tuple[Wall, ...]
     users: tuple[UsersFit, ...]
@@ -122,6 +126,11 @@ def make_plan(question: Question) -> Plan:
         raise InvalidArgument(
             f"--kv-dtype {dtype!r:.40} is unknown; allowed are {', '.join(KV_DTYPES)}"
         )
+    if question.draft is not None and question.draft.shape.vocab != model.shape.vocab:
+        raise InvalidArgument(
+            f"--draft {question.draft.name}: its vocabulary has {question.draft.shape.vocab:,} "
+            f"tokens and that of {model.name} {model.shape.vocab:,}; they must be the same"
+        )
     kv = KvSize(model.shape, dtype, question.kv_form)
     devices, free = _fit(question)
     kept = kv.on(devices)
@@ -144,6 +153,7 @@ def make_plan(question: Question) -> Plan:
         weight_bytes=question.model.memory.weight_bytes,
         activation_bytes=activations,
         free_bytes=free,
+        draft_kv_bytes=free * _draft_kv_per_byte(question, devices),
         roofline=roofline,
         walls=tuple(_wall(question, kept, roofline, free, users) for users in _users(question)),
         users=tuple(
@@ -189,8 +199,26 @@ def _activations(question: Question) -> float:
 
 
 def _room(question: Question, devices: int) -> float:
+    """Returns the bytes that are free for KV of the model. The draft model's KV, which holds as
+    many tokens, is beside it.
+    """
     memory = devices * question.device.memory_bytes * question.memory_share
-    return free_bytes(memory, question.model.memory.weight_bytes, _activations(question))
+    weights = question.model.memory.weight_bytes
+    if question.draft is not None:
+        weights += question.draft.memory.weight_bytes
+    free = free_bytes(memory, weights, _activations(question))
+    return free / (1 + _draft_kv_per_byte(question, devices))
+
+
+def _draft_kv_per_byte(question: Question, devices: int) -> float:
+    """Returns the bytes of the draft model's KV for each byte of the model's."""
+    if question.draft is None:
+        return 0.0
+    own, draft = (
+        KvSize(one.shape, question.kv_dtype or one.kv_dtype, question.kv_form).on(devices)
+        for one in (question.model, question.draft)
+    )
+    return draft.bytes_per_token / max(own.bytes_per_token, 1)
 
 
 def _fit(question: Question) -> tuple[int, float]:
@@ -298,6 +326,14 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
             f"{kv.degree} devices keep copies of KV heads or latent vectors: a token takes "
             f"{kib(kv.bytes_per_token)} of a worker, {kv.bytes_per_token / one:.3g} times its size"
         )
+    if question.draft is not None:
+        found.append(
+            f"{question.draft.name} drafts on decode workers; its KV is what decode.speculation."
+            "memory takes. Prefill workers have more memory than is shown. Step times are without "
+            "speculation, which gains what its draft tokens are worth: docs/guides/speculation.md"
+        )
+        if kv.degree > 1:
+            found.append("kvrelay's engine has no draft model beside tensor parallelism")
     if kv.dtype not in ("bf16", "fp16", "float32", "int8"):
         found.append(f"kvrelay's engine does not keep KV in {kv.dtype}")
     return found

@@ -41,6 +41,10 @@ def plan_to_json(plan: Plan) -> Json:
             "weight_source": model.memory.source,
             "activation_bytes": plan.activation_bytes,
             "kv_bytes": plan.free_bytes,
+            "draft_weight_bytes": (
+                0 if question.draft is None else question.draft.memory.weight_bytes
+            ),
+            "draft_kv_bytes": plan.draft_kv_bytes,
         },
         "longest_context": [
             {

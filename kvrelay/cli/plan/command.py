@@ -37,6 +37,7 @@ def plan(
     costs: options.Costs = None,
     weights: options.Weights = None,
     weight_memory: options.WeightMemory = None,
+    draft: options.Draft = None,
     kv_dtype: options.KvDtype = None,
     kv_form: options.KvForm = "native",
     chunk_tokens: options.Chunk = 512,
@@ -131,6 +132,7 @@ def plan(
         workload=workload,
         price=price,
         costs=None if costs is None else _costs(costs),
+        draft=None if draft is None else planned_model(draft, None, None),
     )
     found = make_plan(question)
     if as_json:

@@ -34,6 +34,14 @@ DeviceName = Annotated[
         rich_help_panel=_DEVICE,
     ),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Model that drafts tokens (decode.speculation), named like MODEL; it takes memory for "
+        "weights and KV.",
+    ),
+]
 Devices = Annotated[
     int | None,
     typer.Option(

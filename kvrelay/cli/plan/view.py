@@ -98,6 +98,12 @@ def _memory(plan: Plan) -> RenderableType:
     table.add_row("weights", decimal_bytes(plan.weight_bytes), how)
     chunk = f"a step of {plan.question.chunk_tokens:,} tokens, 256 rows of logits"
     table.add_row("activations", decimal_bytes(plan.activation_bytes), chunk)
+    draft = plan.question.draft
+    if draft is not None:
+        told = f"{draft.name}, {draft.memory.weight_dtype}: {draft.memory.source}"
+        table.add_row("draft model", decimal_bytes(draft.memory.weight_bytes), told)
+        same = "for as many tokens as the model's KV"
+        table.add_row("its KV", decimal_bytes(plan.draft_kv_bytes), same)
     table.add_row("free for KV", decimal_bytes(plan.free_bytes), "the rest")
     return Group(_section("Memory"), table)
 

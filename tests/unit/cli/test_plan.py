@@ -53,6 +53,28 @@ def test_the_last_line_is_the_verdict_and_formulas_are_printed_when_asked_for(
     assert ("PagedAttention" in out) is formulas
 
 
+@pytest.mark.parametrize("draft", ["llama-3.2-1b", "llama-3.2-3b"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_a_draft_model_takes_weights_and_kv_for_the_same_tokens(
+    capsys: Capture, draft: str, dtype: str
+) -> None:
+    one = ("--devices", "1", "--device", "h100", "--kv-dtype", dtype)
+    alone = document(capsys, "llama-3.1-8b", *one)
+    small = document(capsys, draft, *one)
+    both = document(capsys, "llama-3.1-8b", "--draft", draft, *one)
+    memory = both["memory"]
+    assert memory["draft_weight_bytes"] == small["memory"]["weight_bytes"]
+    tokens = memory["kv_bytes"] / both["kv"]["bytes_per_token"]
+    assert memory["draft_kv_bytes"] == pytest.approx(tokens * small["kv"]["bytes_per_token"])
+    taken = sum(memory[f"{what}_bytes"] for what in ("kv", "draft_kv", "draft_weight"))
+    assert taken == pytest.approx(alone["memory"]["kv_bytes"])
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(capsys: Capture) -> None:
+    code, _, said = plan(capsys, "llama-3.1-8b", "--draft", "qwen3-0.6b")
+    assert (code, "they must be the same" in said) == (2, True)
+
+
 def test_the_budget_of_a_70b_model(capsys: Capture) -> None:
     asked = ("llama-3.1-70b", "--memory", "320GB", "--weight-memory", "140GB", "--users", "50")
     wall = document(capsys, *asked)["longest_context"][0]
