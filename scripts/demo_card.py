@@ -12,6 +12,8 @@ class Report:
     seed: int
     steps: int
     threads: int
+    # Whether the tokenizer is that of an earlier model.
+    keeps_tokenizer: bool
     tokens: int
     seconds: float
     cpu_seconds: float
@@ -24,6 +26,10 @@ class Report:
     answers_alone: tuple[int, int]
     # (right, asked) for questions about a story.
     answers_about_stories: tuple[int, int]
+    # (right, asked) for sums of two numbers up to 10.
+    sums: tuple[int, int]
+    # (right, asked) for calls of functions.
+    calls: tuple[int, int]
 
     @property
     def command(self) -> str:
@@ -31,6 +37,7 @@ class Report:
         return (
             "python scripts/train_demo.py --out kvrelay/models/demo "
             f"--steps {self.steps} --seed {self.seed} --threads {self.threads}"
+            f"{' --tokenizer kvrelay/models/demo/tokenizer.json' if self.keeps_tokenizer else ''}"
         )
 
 
@@ -45,10 +52,14 @@ def readme(report: Report) -> str:
 
 `kvrelay serve --model demo` serves this model. It is a Llama-shaped transformer with
 {report.parameters:,} parameters in bfloat16, grouped-query attention (4 query heads, 2 KV heads, 64
-wide), a context of 4096 tokens and its own byte-level tokenizer. The model tells short stories and
-knows a few simple facts. It answers a third of small sums correctly. Its answers to questions about
-a story have the right form, and sometimes the right names and things. The model makes it possible
-to run a cluster on a laptop. It is not a general assistant.
+wide), a context of 4096 tokens and its own byte-level tokenizer. The model tells short stories,
+knows a few simple facts, adds small numbers, and calls functions. Its answers to questions about a
+story have the right form, and sometimes the right names and things. The model makes it possible to
+run a cluster on a laptop. It is not a general assistant.
+
+It calls a function for arithmetic, the weather, the time, a price or a search if one is offered,
+whatever the function and its argument are called, and then answers with what the function
+returned. Functions with other purposes or several arguments are beyond it.
 
 `scripts/demo_corpus.py` generates all of its training text. Code, text and weights are under this
 repository's Apache-2.0 licence.
@@ -65,6 +76,8 @@ repository's Apache-2.0 licence.
 | held-out perplexity of a unigram model | {report.unigram_perplexity:.1f} |
 | held-out questions without a story, answered word for word | {of(report.answers_alone)} |
 | held-out questions about a story, answered word for word | {of(report.answers_about_stories)} |
+| sums of two numbers up to 10 | {of(report.sums)} |
+| held-out calls of a function, word for word | {of(report.calls)} |
 
 Each document begins with a random choice of names, animals, places and plot. The perplexity
 includes these choices. The rest of the document is almost determined by them.

@@ -1,5 +1,5 @@
 """Generates the training documents of the demo model: stories, conversations about them, small
-talk, facts and sums.
+talk, facts, sums and calls of functions.
 
 A document is text with the markers of the tokenizer: <s> begins a document, and </s> ends a story
 or a turn of a conversation.
@@ -23,15 +23,8 @@ from demo_talk import (
     talk,
     unknown,
 )
+from demo_tools import SYSTEM_PROMPTS, tool_use
 
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a friendly assistant.",
-    "You are a storyteller.",
-    "Answer in one short sentence.",
-    "You are demo, a small model.",
-    "Be brief.",
-)
 LINE_END = "\n"
 
 
@@ -57,8 +50,10 @@ def document(rng: Random) -> str:
         _talk,
         _plain,
         _collection,
+        _sums,
+        tool_use,
     )
-    return rng.choices(kinds, weights=(26, 26, 10, 28, 8, 2))[0](rng)
+    return rng.choices(kinds, weights=(17, 17, 7, 20, 4, 1, 22, 30))[0](rng)
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
@@ -137,6 +132,12 @@ def _talk(rng: Random) -> str:
         named, asked = introduction(rng)
         turns = [named, *turns[:2], asked]
     return conversation(rng, turns)
+
+
+def _sums(rng: Random) -> str:
+    """A conversation about sums only."""
+    turns = [arithmetic(rng) for _ in range(rng.randint(2, 6))]
+    return conversation(rng, [(as_typed(rng, asked), answer) for asked, answer in turns])
 
 
 def _plain(rng: Random) -> str:

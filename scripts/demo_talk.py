@@ -316,6 +316,15 @@ def arithmetic(rng: Random) -> Pair:
     return rng.choice((_plus, _plus, _minus, _times))(rng, a, b)
 
 
+def small_sums() -> list[str]:
+    """Returns a conversation for each sum of two numbers up to 10."""
+    return [
+        f"<s><|user|>What is {a} plus {b}?</s><|assistant|>{a} plus {b} is {a + b}.</s>"
+        for a in range(11)
+        for b in range(11)
+    ]
+
+
 def any_name(rng: Random) -> str:
     """Returns a name from the stories, or a name built from syllables. The built names teach
     the model to copy unknown words.

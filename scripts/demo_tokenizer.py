@@ -12,13 +12,21 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 2048
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>")
 
-# A conversation is <s>, followed by role, text and </s> for each turn. The model was not trained to
-# call tools. A client that requires a call gets one, since the answer then follows a grammar.
+# A conversation is <s>, followed by role, text and </s> for each turn. Functions are listed with
+# the names of their arguments: JSON schemas would fill the small model's context. The grammar of a
+# required call follows the schemas.
 CHAT_TEMPLATE = """\
 {{ bos_token }}
 {%- if tools %}
-{{- '<|system|>Call one of these functions with <tool_call>{"name": ..., "arguments": {...}}' }}
-{{- '</tool_call>: ' + tools | tojson + eos_token }}
+{{- '<|system|>Call a function with <tool_call>{"name": ..., "arguments": {...}}</tool_call>.' }}
+{{- ' Functions:' }}
+{%- for tool in tools %}
+{%- set function = tool.function %}
+{{- '\\n' + function.name + '(' }}
+{{- ((function.parameters or {}).properties or {}) | join(', ') }}
+{{- '): ' + (function.description or '') | trim }}
+{%- endfor %}
+{{- eos_token }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant', 'tool'] %}

@@ -3,7 +3,7 @@ model folder.
 
     python scripts/train_demo.py --out DIR [--steps N] [--seed S] [--threads N]
 
-One thread on one CPU core takes less than half an hour. The same seed, steps and thread count on
+One thread on one CPU core takes about half an hour. The same seed, steps and thread count on
 the same machine produce the same bytes.
 """
 
@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 
 import demo_corpus
+import demo_talk
+import demo_tools
 import torch
 from demo_card import Report, readme
 from demo_evaluation import ngram_perplexities, perplexity, right_answers
@@ -32,11 +34,12 @@ TOKENIZER_DOCUMENTS = 4000
 HELD_OUT_DOCUMENTS = 200
 # Documents. About half of them begin with a question.
 HELD_OUT_QUESTIONS = 400
+HELD_OUT_CALLS = 200
 # Every conversation about a story is longer.
 STORY_TOKENS = 100
 PEAK_LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 100
-DEFAULT_STEPS = 4200
+DEFAULT_STEPS = 9000
 REPORT_STEPS = 100
 # Including padding.
 BATCH_TOKENS = 1024
@@ -61,6 +64,8 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
         bos_token_id=tokenizer.token_to_id("<s>"),
         eos_token_id=tokenizer.token_to_id("</s>"),
         pad_token_id=tokenizer.token_to_id("<pad>"),
+        # Faster than torch's fused attention on a CPU for documents of this length.
+        attn_implementation="eager",
     )
 
 
@@ -158,15 +163,21 @@ def progress_bar() -> Progress:
     )
 
 
-def run(out: Path, steps: int, seed: int, threads: int) -> Report:
-    """Trains the tokenizer and the model, and writes the folder `out`."""
+def run(
+    out: Path, steps: int, seed: int, threads: int, tokenizer_file: Path | None = None
+) -> Report:
+    """Trains the model, and the tokenizer unless it is given, and writes the folder `out`."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     started, cpu_started = time.monotonic(), time.process_time()
     texts = demo_corpus.sample(seed, "tokenizer", TOKENIZER_DOCUMENTS)
-    tokenizer = train_tokenizer(texts)
+    tokenizer = (
+        train_tokenizer(texts)
+        if tokenizer_file is None
+        else Tokenizer.from_file(str(tokenizer_file))
+    )
     model = LlamaForCausalLM(model_config(tokenizer))
     with progress_bar() as progress:
         tokens = train(model, tokenizer, seed, steps, progress)
@@ -177,6 +188,7 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
         encoded(tokenizer, texts), held_out, tokenizer.get_vocab_size()
     )
     questions = encoded(tokenizer, demo_corpus.sample(seed, "questions", HELD_OUT_QUESTIONS))
+    calls = encoded(tokenizer, demo_tools.calls(seed, "held-out", HELD_OUT_CALLS))
     short = [ids for ids in questions if len(ids) <= STORY_TOKENS]
     long = [ids for ids in questions if len(ids) > STORY_TOKENS]
     marks = tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("</s>")
@@ -184,6 +196,7 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
         seed=seed,
         steps=steps,
         threads=threads,
+        keeps_tokenizer=tokenizer_file is not None,
         tokens=tokens,
         seconds=seconds,
         cpu_seconds=cpu_seconds,
@@ -194,6 +207,8 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
         unigram_perplexity=unigram,
         answers_alone=right_answers(model, short, *marks),
         answers_about_stories=right_answers(model, long, *marks),
+        sums=right_answers(model, encoded(tokenizer, demo_talk.small_sums()), *marks),
+        calls=right_answers(model, calls, *marks),
     )
     save(model, tokenizer, out)
     (out / "README.md").write_text(readme(report))
@@ -232,6 +247,9 @@ def main() -> None:
         default=DEFAULT_STEPS,
         help="Number of optimiser steps, of about 950 tokens each.",
     )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="A tokenizer.json to keep. Default: one is trained."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -239,7 +257,7 @@ def main() -> None:
         parser.error("--steps and --threads must be at least 1")
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out {options.out} is a file; give a folder")
-    report = run(options.out, options.steps, options.seed, options.threads)
+    report = run(options.out, options.steps, options.seed, options.threads, options.tokenizer)
     print(
         f"held-out perplexity {report.perplexity:.3f} "
         f"(bigram {report.bigram_perplexity:.2f}, unigram {report.unigram_perplexity:.1f}) "

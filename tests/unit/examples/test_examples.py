@@ -93,6 +93,16 @@ def test_openai_client(environment: Environment) -> None:
     assert run(environment, "openai_client.py").endswith("\n32 tokens\n")
 
 
+def test_tools(environment: Environment) -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    shown = run(environment, "tools.py")
+    assert re.search(r"  multiply\(.*17.*23.*\) returns 391\n17 times 23 is 391\.\n", shown)
+    weather = "sunny, 21 degrees"
+    assert f'  get_weather({{"city": "Paris"}}) returns {weather}\n' in shown
+    assert f"The weather in Paris is {weather}.\n" in shown
+    assert shown.endswith("> Who are you?\nI am demo, the small model that comes with kvrelay.\n")
+
+
 def test_web_app(environment: Environment) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

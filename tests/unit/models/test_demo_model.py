@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,14 @@ class TestResolveModel:
             r"'org/name'",
         ):
             resolve_model(name)
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+    def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(NotFound, match=f"{name} is not a regular file"):
+            resolve_model(str(tmp_path))
 
     def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").touch()

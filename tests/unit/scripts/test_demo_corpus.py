@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import demo_corpus
+import demo_tokenizer
+import demo_tools
 import pytest
 from demo_plots import PLOTS, Plot
 from demo_stories import GIRLS, story
@@ -29,7 +33,7 @@ def test_documents_begin_end_and_read_as_english() -> None:
         assert document.startswith("<s>")
         assert document.endswith("</s>")
         assert document.count("<s>") == 1
-        assert not re.search(r"[{}]", document), document
+        assert "<tool_call>" in document or not re.search(r"[{}]", document), document
         assert not re.search(r"\b[Aa] [aeiou]|\ban [^aeiou]", document), document
         assert "  " not in document
 
@@ -41,6 +45,41 @@ def test_conversations_are_written_as_the_chat_template_writes_them() -> None:
     for text in conversations:
         messages = [{"role": role, "content": content} for role, content in TURN.findall(text)]
         assert tokenizer.apply_chat_template(messages, tokenize=False) == text
+
+
+def test_calls_of_functions_are_written_as_the_chat_template_writes_them() -> None:
+    template = demo_tokenizer.as_transformers(demo_tokenizer.train_tokenizer(["a"]))
+    for text in demo_tools.calls(5, "test", 100):
+        (_, listed), *turns = TURN.findall(text)
+        tools = [
+            {"type": "function", "function": described(line)} for line in listed.splitlines()[1:]
+        ]
+        messages: list[dict[str, Any]] = []
+        for role, content in turns:
+            call = re.fullmatch(r"<tool_call>(.*)</tool_call>", content)
+            if call is not None:
+                function = json.loads(call[1])
+                calls = [{"type": "function", "function": function}]
+                messages.append({"role": role, "content": None, "tool_calls": calls})
+                assert function["name"] in [tool["function"]["name"] for tool in tools]
+            elif messages and "tool_calls" in messages[-1]:
+                messages.append({"role": "tool", "content": content})
+            else:
+                messages.append({"role": role, "content": content})
+        written = template.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert written == text
+
+
+def described(line: str) -> dict[str, Any]:
+    """The function that a line of the list describes."""
+    found = re.fullmatch(r"(\w+)\((.*)\): (.*)", line)
+    assert found is not None, line
+    properties = {name: {"type": "string"} for name in found[2].split(", ")}
+    return {
+        "name": found[1],
+        "description": found[3],
+        "parameters": {"type": "object", "properties": properties},
+    }
 
 
 def test_stories_vary() -> None:

@@ -112,9 +112,10 @@ async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(
 async def test_epochs_stay_unique_after_redis_lost_everything(registry: Registry) -> None:
     epochs = [await registry.next_epoch() for _ in range(3)]
     await registry._call("FLUSHALL")
-    # The next heartbeat of a worker that lived on
-    await registry.publish_worker(worker(epoch=epochs[-1]))
-    assert await registry.next_epoch() > epochs[-1]
+    # The next heartbeat of a worker that lived on, from a controller whose clock was ahead
+    ahead = epochs[-1] + 10**12
+    await registry.publish_worker(worker(epoch=ahead))
+    assert await registry.next_epoch() > ahead
     await registry._call("FLUSHALL")
     future = epochs[-1] + 10**9
     assert await registry.next_epoch(future) == future + 1, (
