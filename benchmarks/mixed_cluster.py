@@ -37,7 +37,8 @@ STOP_S = 90.0
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 
 CONFIG: dict[str, Any] = {
-    "model": {"path": "demo", "dtype": "float32", "max_model_len": 1024},
+    # The builds may have other bundled models.
+    "model": {"path": resolve_model("demo"), "dtype": "float32", "max_model_len": 1024},
     "kv": {"memory": "24MiB"},
     "prefill": {"replicas": 1, "chunk_tokens": 64},
     "decode": {"replicas": 1, "max_batch": 16},

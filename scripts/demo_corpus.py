@@ -53,7 +53,7 @@ def document(rng: Random) -> str:
         _sums,
         tool_use,
     )
-    return rng.choices(kinds, weights=(17, 17, 7, 20, 4, 1, 22, 30))[0](rng)
+    return rng.choices(kinds, weights=(13, 14, 8, 22, 3, 1, 8, 31))[0](rng)
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
@@ -125,7 +125,7 @@ def _talk(rng: Random) -> str:
     """A conversation about various topics."""
     sources = (talk, fact, arithmetic, unknown, colored_thing)
     pairs = [
-        rng.choices(sources, weights=(25, 25, 35, 8, 7))[0](rng) for _ in range(rng.randint(1, 5))
+        rng.choices(sources, weights=(30, 35, 12, 12, 11))[0](rng) for _ in range(rng.randint(1, 5))
     ]
     turns = [(as_typed(rng, asked), answer) for asked, answer in pairs]
     if rng.random() < 0.2:

@@ -342,7 +342,7 @@ def as_typed(rng: Random, question: str) -> str:
     if roll < 0.2:
         return question.replace("What is", "What's")
     if roll < 0.3:
-        return question[0].lower() + question[1:].rstrip("?.")
+        return question[0].lower() + question[1:].rstrip("?. ")
     return question
 
 

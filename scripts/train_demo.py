@@ -45,6 +45,8 @@ REPORT_STEPS = 100
 BATCH_TOKENS = 1024
 # Documents that are sorted by length together, so that batches need little padding.
 POOL_DOCUMENTS = 512
+# Faster than torch's fused attention on a CPU for documents of this length.
+ATTENTION = "eager"
 # Label of padding.
 IGNORED = -100
 
@@ -64,8 +66,7 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
         bos_token_id=tokenizer.token_to_id("<s>"),
         eos_token_id=tokenizer.token_to_id("</s>"),
         pad_token_id=tokenizer.token_to_id("<pad>"),
-        # Faster than torch's fused attention on a CPU for documents of this length.
-        attn_implementation="eager",
+        attn_implementation=ATTENTION,
     )
 
 
@@ -94,13 +95,13 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
             yield torch.tensor([ids + [pad] * (longest - len(ids)) for ids in group])
 
 
-def learning_rate(step: int, steps: int) -> float:
+def learning_rate(step: int, steps: int, peak: float = PEAK_LEARNING_RATE) -> float:
     """Returns the learning rate: a linear warm-up, then a cosine down to a tenth of the peak."""
     warm_up = min(WARM_UP_STEPS, max(1, steps // 10))
     if step < warm_up:
-        return PEAK_LEARNING_RATE * (step + 1) / warm_up
+        return peak * (step + 1) / warm_up
     progress = (step - warm_up) / max(1, steps - warm_up)
-    return PEAK_LEARNING_RATE * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
 
 
 def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
@@ -119,9 +120,10 @@ def train(
     progress: Progress,
     *,
     bfloat16: bool = True,
+    peak: float = PEAK_LEARNING_RATE,
 ) -> int:
     """Trains the model in place, with bfloat16 matrix products, unless they are not wanted, and
-    float32 sums. Returns the number of training tokens.
+    float32 sums. Returns the number of training tokens. peak: the highest learning rate.
     """
     optimizer = optimizer_for(model)
     task = progress.add_task("training", total=steps, loss=float("nan"))
@@ -129,7 +131,7 @@ def train(
     model.train()
     for step, batch in enumerate(islice(batches(tokenizer, seed), steps)):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
+            group["lr"] = learning_rate(step, steps, peak)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             logits = model(input_ids=batch, use_cache=False).logits
         labels = batch[:, 1:].masked_fill(batch[:, 1:] == model.config.pad_token_id, IGNORED)
@@ -164,23 +166,32 @@ def progress_bar() -> Progress:
 
 
 def run(
-    out: Path, steps: int, seed: int, threads: int, tokenizer_file: Path | None = None
+    out: Path,
+    steps: int,
+    seed: int,
+    threads: int,
+    begin_with: Path | None = None,
+    peak: float = PEAK_LEARNING_RATE,
 ) -> Report:
-    """Trains the model, and the tokenizer unless it is given, and writes the folder `out`."""
+    """Trains the model and the tokenizer, and writes the folder `out`. begin_with: a model's folder
+    whose weights and tokenizer the training goes on with.
+    """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     started, cpu_started = time.monotonic(), time.process_time()
     texts = demo_corpus.sample(seed, "tokenizer", TOKENIZER_DOCUMENTS)
-    tokenizer = (
-        train_tokenizer(texts)
-        if tokenizer_file is None
-        else Tokenizer.from_file(str(tokenizer_file))
-    )
-    model = LlamaForCausalLM(model_config(tokenizer))
+    if begin_with is None:
+        tokenizer = train_tokenizer(texts)
+        model = LlamaForCausalLM(model_config(tokenizer))
+    else:
+        tokenizer = Tokenizer.from_file(str(begin_with / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(
+            begin_with, dtype=torch.float32, attn_implementation=ATTENTION
+        )
     with progress_bar() as progress:
-        tokens = train(model, tokenizer, seed, steps, progress)
+        tokens = train(model, tokenizer, seed, steps, progress, peak=peak)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
     model.to(torch.bfloat16)
     held_out = encoded(tokenizer, demo_corpus.sample(seed, "held-out", HELD_OUT_DOCUMENTS))
@@ -196,7 +207,8 @@ def run(
         seed=seed,
         steps=steps,
         threads=threads,
-        keeps_tokenizer=tokenizer_file is not None,
+        peak=peak,
+        went_on=begin_with is not None,
         tokens=tokens,
         seconds=seconds,
         cpu_seconds=cpu_seconds,
@@ -248,7 +260,13 @@ def main() -> None:
         help="Number of optimiser steps, of about 950 tokens each.",
     )
     parser.add_argument(
-        "--tokenizer", type=Path, help="A tokenizer.json to keep. Default: one is trained."
+        "--begin-with",
+        type=Path,
+        metavar="FOLDER",
+        help="Go on with the weights and the tokenizer of a model's folder.",
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=PEAK_LEARNING_RATE, help="The highest one."
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -257,7 +275,14 @@ def main() -> None:
         parser.error("--steps and --threads must be at least 1")
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out {options.out} is a file; give a folder")
-    report = run(options.out, options.steps, options.seed, options.threads, options.tokenizer)
+    report = run(
+        options.out,
+        options.steps,
+        options.seed,
+        options.threads,
+        options.begin_with,
+        options.learning_rate,
+    )
     print(
         f"held-out perplexity {report.perplexity:.3f} "
         f"(bigram {report.bigram_perplexity:.2f}, unigram {report.unigram_perplexity:.1f}) "

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 import demo_corpus
+import demo_talk
 import pytest
 import torch
 from demo_evaluation import perplexity, right_answers
@@ -141,6 +143,55 @@ def test_some_held_out_questions_are_answered_word_for_word(model: Any, tokenize
     right, asked = right_answers(model, documents, assistant, tokenizer.eos_token_id)
     assert asked > 30
     assert right / asked > 0.3, f"{right} of {asked}; see the README of the model for what is usual"
+
+
+def test_sums_of_small_numbers_are_right(model: Any, tokenizer: Any) -> None:
+    marks = tokenizer.convert_tokens_to_ids("<|assistant|>"), tokenizer.eos_token_id
+    sums = [tokenizer.encode(text, add_special_tokens=False) for text in demo_talk.small_sums()]
+    right, asked = right_answers(model, sums, *marks)
+    assert (right, asked) == (121, 121)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "asked", "value", "result", "answer"),
+    [
+        ("get_weather", "city", "What is the weather in Paris?", "Paris", "sunny", "sunny"),
+        ("calculate", "expression", "What is 17 times 23?", "17 * 23", "391", "391"),
+        ("search", "query", "Search for volcanoes.", "volcanoes", "12 pages", "12 pages"),
+    ],
+)
+def test_functions_are_called_and_their_results_told(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    argument: str,
+    asked: str,
+    value: str,
+    result: str,
+    answer: str,
+) -> None:
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}}
+    function = {"name": name, "description": "A function.", "parameters": schema}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+
+    def reply() -> str:
+        prompt = tokenizer.apply_chat_template(
+            messages,
+            tools=[{"type": "function", "function": function}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        text, ended = complete(model, tokenizer, prompt)
+        assert ended
+        return text
+
+    call = {"name": name, "arguments": {argument: value}}
+    assert reply() == f"<tool_call>{json.dumps(call)}</tool_call>"
+    messages += [
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": result},
+    ]
+    assert answer in reply()
 
 
 def test_it_remembers_what_was_said(model: Any, tokenizer: Any) -> None:

@@ -34,7 +34,7 @@ def test_documents_begin_end_and_read_as_english() -> None:
         assert document.endswith("</s>")
         assert document.count("<s>") == 1
         assert "<tool_call>" in document or not re.search(r"[{}]", document), document
-        assert not re.search(r"\b[Aa] [aeiou]|\ban [^aeiou]", document), document
+        assert not re.search(r"\b[Aa] [aeiou]|\ban (?!hour|AI)[^aeiou]", document), document
         assert "  " not in document
 
 
@@ -144,7 +144,7 @@ def test_word_problems_are_right() -> None:
 
 
 def test_heroes_of_a_long_document_differ() -> None:
-    documents = [text for text in demo_corpus.sample(5, "test", 1500) if "Story 12." in text]
+    documents = [text for text in demo_corpus.sample(5, "test", 6000) if "Story 12." in text]
     assert documents
     for text in documents:
         numbers = [int(number) for number in re.findall(r"Story (\d+)\. ", text)]
