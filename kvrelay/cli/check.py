@@ -29,6 +29,7 @@ from kvrelay.cli.output_options import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
+from kvrelay.planning.quantity import size
 from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
@@ -134,21 +135,21 @@ def _print(
             console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
     total = sum(one.workers * one.worker_bytes for one in pools)
     console.print(
-        f"All workers together: at most {render.size(total)}, and about 400 MiB for each process.\n"
+        f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
     for one in pools:
         if one.draft_kv_bytes:
             console.print(
-                f"Draft model of each {one.pool} worker: {render.size(one.draft_weight_bytes)} of "
-                f"weights and {render.size(one.draft_kv_bytes)} for KV."
+                f"Draft model of each {one.pool} worker: {size(one.draft_weight_bytes)} of "
+                f"weights and {size(one.draft_kv_bytes)} for KV."
             )
     for line in _tier_lines(pools):
         console.print(line)
     if config.autoscaling is not None:
         console.print(
             f"Largest pools that {Path(config.autoscaling).name} allows: {largest}; at most "
-            f"{render.size(largest.num_bytes)} with their processes."
+            f"{size(largest.num_bytes)} with their processes."
         )
     for warning in _warnings(config, largest, machine):
         console.print(f"Warning: {warning}")
@@ -191,8 +192,8 @@ def _too_large(config: ClusterConfig, largest: LargestPools, machine: Machine) -
         else f"lower max_replicas or standby in {Path(config.autoscaling).name}, or kv.memory"
     )
     return (
-        f"the largest pools ({largest}) take up to {render.size(largest.num_bytes)}, and this "
-        f"machine has {render.size(machine.memory_bytes)}; {remedy}, or run the workers on more "
+        f"the largest pools ({largest}) take up to {size(largest.num_bytes)}, and this "
+        f"machine has {size(machine.memory_bytes)}; {remedy}, or run the workers on more "
         "machines."
     )
 
@@ -202,16 +203,16 @@ def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
     for one in pools:
         if one.host_tier_bytes:
             yield (
-                f"Tier host of each {one.pool} worker: {render.size(one.host_tier_bytes)} of "
+                f"Tier host of each {one.pool} worker: {size(one.host_tier_bytes)} of "
                 f"memory{_tokens(one, one.host_tier_bytes)}."
             )
         if one.disk_tier_bytes:
             all_workers = one.workers * one.disk_tier_bytes
             free = _free_bytes(Path(one.disk_tier_path))
             yield (
-                f"Tier disk of each {one.pool} worker: {render.size(one.disk_tier_bytes)}"
+                f"Tier disk of each {one.pool} worker: {size(one.disk_tier_bytes)}"
                 f"{_tokens(one, one.disk_tier_bytes)} in {one.disk_tier_path}, whose disk has "
-                f"{render.size(free)} free."
+                f"{size(free)} free."
                 + (" That is too little for all workers." if all_workers > free else "")
             )
 
@@ -227,10 +228,10 @@ def _free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _tokens(pool: PoolMemory, size: int) -> str:
+def _tokens(pool: PoolMemory, num_bytes: int) -> str:
     if not pool.block_bytes:
         return ""
-    return f", KV of {size // pool.block_bytes * pool.block_size:,} tokens"
+    return f", KV of {num_bytes // pool.block_bytes * pool.block_size:,} tokens"
 
 
 def _memory_table(pools: tuple[PoolMemory, ...]) -> Table:
@@ -243,8 +244,8 @@ def _memory_table(pools: tuple[PoolMemory, ...]) -> Table:
         table.add_row(
             one.pool,
             str(one.workers),
-            "not downloaded" if one.weight_bytes is None else render.size(one.weight_bytes),
-            render.size(one.kv_bytes) if one.kv_bytes else "auto",
+            "not downloaded" if one.weight_bytes is None else size(one.weight_bytes),
+            size(one.kv_bytes) if one.kv_bytes else "auto",
             f"{one.kv_tokens:,}" if known and one.kv_bytes else "-",
             f"{one.longest_sequence:,}" if known else "-",
             f"{one.sequences:,}" if known and one.kv_bytes else "-",

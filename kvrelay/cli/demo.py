@@ -15,7 +15,8 @@ from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.cluster_options import OWN_CLUSTER
-from kvrelay.cli.views.render import console, ledger_table, milliseconds, size
+from kvrelay.cli.views.render import console, ledger_table, milliseconds
+from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
     from kvrelay.client import AsyncClient, Completion

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
-from kvrelay.cli.views import render
 from kvrelay.compiler.compiled import is_compiled
 from kvrelay.config.listen import ListenConfig
 from kvrelay.models import DEMO, TOKENIZER_FILE, has_tokenizer
+from kvrelay.planning.quantity import size
 from kvrelay.types.workers import POOLS, PoolName
 
 if TYPE_CHECKING:
@@ -125,10 +125,7 @@ def download_line(download: ModelDownload) -> str:
     done, total = download.done_bytes, download.total_bytes
     rate = done / max(download.elapsed_s, 1e-3)
     left = f", {timedelta(seconds=int((total - done) / rate))} left" if rate else ""
-    return (
-        f"downloading {download.model}: {render.size(done)} of {render.size(total)}, "
-        f"{render.size(int(rate))}/s{left}"
-    )
+    return f"downloading {download.model}: {size(done)} of {size(total)}, {size(int(rate))}/s{left}"
 
 
 def progress_line(states: Mapping[str, str], compiles: bool = False) -> str:

@@ -17,6 +17,7 @@ from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
 from kvrelay.launch.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.port_check import check_ports
 from kvrelay.launch.process_limit import check_processes
+from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
@@ -136,7 +137,7 @@ def _check_pools(config: ClusterConfig, total: int) -> None:
     if wanted > most:
         raise ConfigError(
             f"prefill.replicas and decode.replicas: {wanted} workers are more than this machine "
-            f"can run; its {_size(total)} of memory allow at most {most}, since each process takes "
+            f"can run; its {size(total)} of memory allow at most {most}, since each process takes "
             f"at least {_WORKER_BYTES >> 20} MiB; lower --prefill and --decode"
         )
 
@@ -190,29 +191,29 @@ def _check_memory(config: ClusterConfig, pools: tuple[PoolMemory, ...], total: i
         if one.workers and (one.host_tier_bytes if on_gpu else one.worker_bytes) > total:
             if one.draft_kv_bytes:
                 raise ConfigError(
-                    f"decode.speculation.memory: a decode worker takes {_size(one.worker_bytes)}, "
-                    f"of which {_size(one.draft_kv_bytes)} are KV of the draft model, and this "
-                    f"machine has {_size(total)}; set decode.speculation.memory or kv.memory lower"
+                    f"decode.speculation.memory: a decode worker takes {size(one.worker_bytes)}, "
+                    f"of which {size(one.draft_kv_bytes)} are KV of the draft model, and this "
+                    f"machine has {size(total)}; set decode.speculation.memory or kv.memory lower"
                 )
             if one.host_tier_bytes:
                 raise ConfigError(
                     f"kv.tiers: the host tier of a {one.pool} worker takes "
-                    f"{_size(one.host_tier_bytes)} beside its KV and weights, and this machine has "
-                    f"{_size(total)}; set the size of the tier lower"
+                    f"{size(one.host_tier_bytes)} beside its KV and weights, and this machine has "
+                    f"{size(total)}; set the size of the tier lower"
                 )
             raise ConfigError(
-                f"kv.memory: a {one.pool} worker takes {_size(one.kv_bytes)} for KV and "
-                f"{_size(weights)} for weights, and this machine has {_size(total)}; set kv.memory "
+                f"kv.memory: a {one.pool} worker takes {size(one.kv_bytes)} for KV and "
+                f"{size(weights)} for weights, and this machine has {size(total)}; set kv.memory "
                 "lower, or choose a smaller model"
             )
 
 
 def _check_tiers(pool: PoolMemory) -> None:
     """Raises ConfigError if a pool's disk tier cannot be used, or a tier holds no block."""
-    for kind, size in (("host", pool.host_tier_bytes), ("disk", pool.disk_tier_bytes)):
-        if pool.workers and 0 < size < 2 * pool.block_bytes:
+    for kind, given in (("host", pool.host_tier_bytes), ("disk", pool.disk_tier_bytes)):
+        if pool.workers and 0 < given < 2 * pool.block_bytes:
             raise ConfigError(
-                f"kv.tiers: the {kind} tier of a {pool.pool} worker has {size} bytes, and a block "
+                f"kv.tiers: the {kind} tier of a {pool.pool} worker has {given} bytes, and a block "
                 f"of KV takes {pool.block_bytes}; set size to at least {2 * pool.block_bytes}"
             )
     if not pool.workers or not pool.disk_tier_path:
@@ -261,7 +262,3 @@ def _check_gpus(config: ClusterConfig, machine: Machine) -> None:
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and "
             "this machine has no GPU driver; set num_gpus to 0 to run on the CPU"
         )
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

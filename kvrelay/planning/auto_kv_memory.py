@@ -9,6 +9,7 @@ from typing import Any
 from kvrelay.errors import ConfigError, ModelRefused
 from kvrelay.models.model_shape import model_shape
 from kvrelay.planning.model_memory import ModelMemory
+from kvrelay.planning.quantity import size
 from kvrelay.types.kv_layout import DTYPE_BYTES, KvLayout
 
 # Share of a host's or a GPU's memory that all workers together may plan with. The rest is for the
@@ -82,11 +83,11 @@ class AutoKv:
             "blocks": f"{_MAX_BLOCKS:,} blocks",
         }[self.limit]
         return (
-            f"{_gib(self.kv_bytes)}: {told}; the {what} has {_gib(self.room.total)}, "
-            f"{_gib(self.room.available)} of it free, for {self.room.workers} "
-            f"{'worker' if self.room.workers == 1 else 'workers'} with {_gib(self.weight_bytes)} "
-            f"of weights and {_gib(self.activation_bytes)} of activations each"
-            + (f", and {_gib(self.draft_bytes)} for the draft model" if self.draft_bytes else "")
+            f"{size(self.kv_bytes)}: {told}; the {what} has {size(self.room.total)}, "
+            f"{size(self.room.available)} of it free, for {self.room.workers} "
+            f"{'worker' if self.room.workers == 1 else 'workers'} with {size(self.weight_bytes)} "
+            f"of weights and {size(self.activation_bytes)} of activations each"
+            + (f", and {size(self.draft_bytes)} for the draft model" if self.draft_bytes else "")
         )
 
 
@@ -119,10 +120,10 @@ def choose_kv_memory(
     if limits[limit] < sequence:
         what = "GPU" if room.is_gpu else "host"
         raise ConfigError(
-            f"kv.memory: auto leaves {_gib(max(0, left))} for KV, and one sequence of "
-            f"model.max_model_len = {longest} tokens takes {_gib(sequence)}; the {what} has "
-            f"{_gib(room.total)}, {_gib(room.available)} of it free, for {room.workers} workers "
-            f"with {_gib(weight_bytes)} of weights each; lower model.max_model_len or the number "
+            f"kv.memory: auto leaves {size(max(0, left))} for KV, and one sequence of "
+            f"model.max_model_len = {longest} tokens takes {size(sequence)}; the {what} has "
+            f"{size(room.total)}, {size(room.available)} of it free, for {room.workers} workers "
+            f"with {size(weight_bytes)} of weights each; lower model.max_model_len or the number "
             "of workers, or set kv.memory to a size"
         )
     return AutoKv(limits[limit], limit, room, weight_bytes, activation_bytes, draft_bytes)
@@ -137,7 +138,3 @@ def activation_bytes(model: Mapping[str, Any], dtype: str, tokens: int, rows: in
     except ModelRefused:
         return _UNKNOWN_ACTIVATIONS
     return int(memory.activation_bytes(tokens, rows) * DTYPE_BYTES[dtype] / 2)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.3g} MiB"

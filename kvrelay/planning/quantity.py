@@ -49,6 +49,18 @@ def decimal_bytes(value: float) -> str:
     return f"{_scaled(value, 'kMGTP')}B"
 
 
+def size(value: float) -> str:
+    """Formats bytes with a binary unit and three digits: 512 B, 1.21 GiB."""
+    if value < 1024:
+        return f"{value:.0f} B"
+    value, unit = value / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"
+
+
 def kib(value: float) -> str:
     """Formats bytes per token: 320 KiB, 68.6 KiB."""
     return f"{value / 1024:,.4g} KiB"

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from kvrelay.cli.views.pending_workers import pending_lines
+from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
@@ -44,18 +45,6 @@ def console(piped_width: int = _PIPED_WIDTH) -> Console:
 def rate(per_second: float) -> str:
     """Formats a number of tokens per second: 5,731.6."""
     return f"{per_second:,.1f}"
-
-
-def size(num_bytes: int) -> str:
-    """Formats bytes with a binary unit and three digits: 512 B, 1.21 GiB."""
-    if num_bytes < 1024:
-        return f"{num_bytes} B"
-    value, unit = num_bytes / 1024, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value < 1000:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}"
 
 
 def milliseconds(seconds: float | None) -> str:

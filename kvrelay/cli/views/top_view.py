@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvrelay.cli.views.pending_workers import pending_lines
-from kvrelay.cli.views.render import NO_DECISION, rate, size, waiting
+from kvrelay.cli.views.render import NO_DECISION, rate, waiting
+from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
     from kvrelay.types.control_plane import ScalingDecision
