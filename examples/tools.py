@@ -40,17 +40,17 @@ def main() -> None:
     tools: Any = [described("multiply", a="integer", b="integer")]
     tools += [described("get_weather", city="string")]
     client = OpenAI(base_url=f"{base}/v1", api_key="none")
-    model = client.models.list().data[0].id
+    options: Any = {"model": client.models.list().data[0].id, "tools": tools, "temperature": 0}
     for question in QUESTIONS:
         print(f"> {question}")
         messages: Any = [{"role": "user", "content": question}]
-        answer = client.chat.completions.create(model=model, messages=messages, tools=tools)
+        answer = client.chat.completions.create(messages=messages, **options)
         for call in answer.choices[0].message.tool_calls or []:
             result = FUNCTIONS[call.function.name](**json.loads(call.function.arguments))
             print(f"  {call.function.name}({call.function.arguments}) returns {result}")
             messages += [answer.choices[0].message]
             messages += [{"role": "tool", "tool_call_id": call.id, "content": result}]
-            answer = client.chat.completions.create(model=model, messages=messages, tools=tools)
+            answer = client.chat.completions.create(messages=messages, **options)
         print(answer.choices[0].message.content)
 
 

@@ -2,11 +2,10 @@
 the browser.
 
     pip install starlette uvicorn
-    uvicorn --app-dir examples web_app:app --port 8080
+    python examples/web_app.py
     curl -N "http://127.0.0.1:8080/story?about=a+fox"
 
-A browser that disconnects cancels its request. The same code works in FastAPI, which is built on
-Starlette.
+A browser that disconnects cancels its request. The same code works in FastAPI.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypedDict
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -55,3 +55,6 @@ async def story(request: Request) -> Response:
 
 
 app = Starlette(routes=[Route("/story", story)], lifespan=lifespan)
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=8080)

@@ -241,6 +241,9 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         bos_token_id=config.bos_token_id,
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
+        # So small a model is often wrong where it is not sure.
+        do_sample=True,
+        temperature=0.2,
     )
     model.save_pretrained(out)
     # save_pretrained makes the file readable for its owner only.

@@ -43,6 +43,8 @@ def list_adapters(
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return
+    if not found:
+        print("no adapters; `kvrelay adapters load NAME FOLDER` loads one")
     for one in found:
         state = "served" if one.served else "loading"
         origin = "configuration" if one.configured else "loaded"

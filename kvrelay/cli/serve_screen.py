@@ -43,7 +43,7 @@ _QUESTION = (
     '"stream": true}'
 )
 _TOKENS = '{"prompt": [1, 2, 3], "max_tokens": 8, "return_token_ids": true}'
-_DEMO_NOTE = "It is tiny and tells children's stories: it shows the cluster, and knows nothing."
+_DEMO_NOTE = "It is tiny: it tells stories, adds small numbers and calls a few functions."
 _CONTROLLER_GONE = (
     "the controller has ended, and the workers with it; they start again, and streams go on then"
 )
@@ -104,10 +104,12 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yields a line for each worker that is gone, or serves since."""
+    """Yields a line for each worker that served and is gone, or serves since."""
     for worker, state in sorted(before.items()):
-        if worker not in after:
-            yield f"{worker} has stopped" if state == "draining" else f"{worker} is gone"
+        if worker not in after and state == "draining":
+            yield f"{worker} has stopped"
+        elif worker not in after and state == "ready":
+            yield f"{worker} is gone; `kvrelay status` and the log say why"
     for worker, state in sorted(after.items()):
         if state == "ready" and before.get(worker) != "ready":
             yield f"{worker} serves"
@@ -191,7 +193,7 @@ def next_steps(
         ]
     else:
         steps += [
-            "In another terminal, a prompt that takes both pools, with the time per phase:",
+            f"In another terminal, {_prompt_of(config)}, with the time per phase:",
             shlex.join([*command, "generate", *target, "--ledger", _PROMPT]),
             "The same cluster over HTTP:",
             f"curl -sSN {endpoints.http}/v1/chat/completions \\",
@@ -200,6 +202,11 @@ def next_steps(
             shlex.join([*command, "status", *admin]),
         ]
     return "\n".join(steps)
+
+
+def _prompt_of(config: ClusterConfig) -> str:
+    takes = "a prompt that takes both pools"
+    return takes if all(_counts(config).values()) else "a prompt"
 
 
 def own_command() -> list[str]:

@@ -92,14 +92,15 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
         completions, hit = await _after_death(routers["shm"], cases, kill_at, progress)
         path, note = (
             "disaggregated, decode worker killed",
-            f"{hit} requests were on the killed worker",
+            f"{hit} {'request was' if hit == 1 else 'requests were'} on the killed worker",
         )
         reports.append(
             compare(
                 path, cases, _answers(completions), expected, expected_name, reference.margin, note
             )
         )
-        progress("stopping the cluster", 1)
+        stopped = progress("stopping the cluster", 1)
+    stopped()
     return Report(config.model.path, config.model.dtype, requests, tuple(reports))
 
 

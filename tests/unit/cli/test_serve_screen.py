@@ -89,7 +89,7 @@ def test_changes_are_told() -> None:
     }
     after = {"prefill-0": "ready", "decode-2": "ready", "decode-3": "starting"}
     assert list(changes(before, after)) == [
-        "decode-0 is gone",
+        "decode-0 is gone; `kvrelay status` and the log say why",
         "decode-1 has stopped",
         "decode-2 serves",
     ]
