@@ -52,6 +52,11 @@ _HINTS = (
         "give more time (--timeout SECONDS, or timeout=)",
     ),
     (
+        Code.DEADLINE_EXCEEDED,
+        "had already passed",
+        "give more time (--timeout SECONDS, or timeout=)",
+    ),
+    (
         Code.RESOURCE_EXHAUSTED,
         "Received message larger than max",
         "a request has at most 4 MiB; shorten the prompt",

@@ -28,6 +28,9 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
     first, second = cluster.local.endpoints, await cluster.local.add_router(cluster.local.config)
     ways = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})
     async with AsyncClient(first.grpc) as alone, AsyncClient([second.grpc, first.grpc]) as either:
+        async with AsyncClient(second.grpc) as other:
+            # From here on, the second router has workers, and answers first.
+            await other.generate(token_ids=PROMPT, max_tokens=1)
         whole = [
             await alone.generate(token_ids=PROMPT, max_tokens=TOKENS, ignore_eos=True, **way)  # type: ignore[arg-type]
             for way in ways
