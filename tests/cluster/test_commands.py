@@ -44,7 +44,9 @@ def test_verify_finds_every_path_identical() -> None:
     report = json.loads(done.stdout)
     assert report["identical"]
     assert [path["identical"] for path in report["paths"]] == [5, 10, 10, 10]
-    assert re.match(r"[1-9]\d* requests? (was|were) on the killed worker", report["paths"][-1]["note"])
+    assert re.match(
+        r"[1-9]\d* requests? (was|were) on the killed worker", report["paths"][-1]["note"]
+    )
 
 
 def refuses(client: Client) -> bool:
