@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.config.config_file import load_config
 from kvrelay.launch.local_cluster import LocalCluster
 
@@ -141,11 +142,8 @@ def has_text(line: str) -> bool:
 
 async def measure(kind: str, random: Random) -> list[float]:
     """Seconds to the first text of each of REQUESTS requests on a new cluster."""
-    wanted: dict[str, object] = {
-        f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")
-    }
     async with (
-        LocalCluster(load_config(None, wanted), quiet=True) as cluster,
+        LocalCluster(load_config(None, OWN_CLUSTER), quiet=True) as cluster,
         httpx.AsyncClient(base_url=cluster.endpoints.http, timeout=60) as http,
     ):
         # The connection is not what is measured.

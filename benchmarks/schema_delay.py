@@ -24,6 +24,7 @@ from first_requests import words
 from rich.console import Console
 from rich.table import Table
 
+from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.client import AsyncClient
 from kvrelay.config.config_file import load_config
 from kvrelay.launch.local_cluster import LocalCluster
@@ -85,14 +86,13 @@ async def measure(
     model: str, streams: int, requests: int, seed: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Returns for each kind of schema (seconds of the request, longest gap of another stream)."""
-    wanted: dict[str, object] = {
-        f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")
-    }
     random = Random(seed)
     known = schema(random)
     found: dict[str, list[tuple[float, float]]] = {"known": [], "new": []}
     async with (
-        LocalCluster(load_config(None, {**wanted, "model.path": model}), quiet=True) as cluster,
+        LocalCluster(
+            load_config(None, {**OWN_CLUSTER, "model.path": model}), quiet=True
+        ) as cluster,
         AsyncClient(cluster.endpoints.grpc) as client,
     ):
 

@@ -44,12 +44,7 @@ class Report:
         )
 
 
-# What the bundled model went on with.
-EARLIER_RUNS = """\
-The weights come from two runs: 9,000 steps with seed 0 (8,311,309 tokens in 2,782 s), with fewer
-functions, a quarter of them with invented names, and then this one:
-
-"""
+BEFORE = "The training went on with the weights of an earlier run. The last run:\n\n"
 
 
 def of(answers: tuple[int, int]) -> str:
@@ -76,7 +71,7 @@ half of the time, and knows no other functions.
 `scripts/demo_corpus.py` generates all of its training text. Code, text and weights are under this
 repository's Apache-2.0 licence.
 
-{EARLIER_RUNS if report.went_on else ""}| | |
+{BEFORE if report.went_on else ""}| | |
 |---|---|
 | command | `{report.command}` |
 | seed | {report.seed} |

@@ -13,6 +13,7 @@ from random import Random
 
 from demo_stories import ANIMALS, Story, story
 from demo_talk import (
+    SYSTEM_PROMPTS,
     Pair,
     any_name,
     arithmetic,
@@ -23,7 +24,7 @@ from demo_talk import (
     talk,
     unknown,
 )
-from demo_tools import SYSTEM_PROMPTS, tool_use
+from demo_tools import tool_use
 
 LINE_END = "\n"
 

@@ -9,6 +9,14 @@ from demo_stories import COLORS, NAMES
 
 Pair = tuple[str, str]
 
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant.",
+    "You are a storyteller.",
+    "Answer in one short sentence.",
+    "You are demo, a small model.",
+    "Be brief.",
+)
 SELF = "I am demo, the small model that comes with kvrelay."
 ABILITY = (
     "I can tell short stories, answer questions about them, add small numbers, and name a few "

@@ -11,7 +11,16 @@ from itertools import count, islice
 from random import Random
 
 from demo_plots import words
-from demo_talk import CAPITALS, SYLLABLES, THINGS, UNKNOWN_TOPICS, Pair, fact, talk
+from demo_talk import (
+    CAPITALS,
+    SYLLABLES,
+    SYSTEM_PROMPTS,
+    THINGS,
+    UNKNOWN_TOPICS,
+    Pair,
+    fact,
+    talk,
+)
 
 TOOL_PREFACE = (
     'Call a function with <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Functions:'
@@ -22,14 +31,6 @@ CITIES = (
     *("San Francisco", "Boston", "Bern", "Vienna", "Prague", "Dublin", "Helsinki", "Chicago"),
 )
 WEATHER = words("sunny cloudy rainy windy snowy foggy stormy clear cold warm hot mild wet dry")
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a friendly assistant.",
-    "You are a storyteller.",
-    "Answer in one short sentence.",
-    "You are demo, a small model.",
-    "Be brief.",
-)
 # A word of a question -> the sign of the expression.
 _SIGNS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 

@@ -3,7 +3,7 @@ model folder.
 
     python scripts/train_demo.py --out DIR [--steps N] [--seed S] [--threads N]
 
-One thread on one CPU core takes about half an hour. The same seed, steps and thread count on
+One thread on one CPU core takes about 45 minutes. The same seed, steps and thread count on
 the same machine produce the same bytes.
 """
 

@@ -111,6 +111,7 @@ _NOISE = (
         r"Input should be a valid integer, unable to parse string as an integer",
         "it must be a whole number",
     ),
+    (r"(Got unexpected extra argument.*)", r"\1; put text with spaces in quotes"),
 )
 
 
@@ -131,8 +132,6 @@ def run(arguments: Sequence[str]) -> int:
         message = cast(Any, error).format_message().rstrip(".")
         for noise, said in _NOISE:
             message = re.sub(noise, said, message)
-        if "unexpected extra argument" in message:
-            message += "; put text with spaces in quotes"
         if where == "kvrelay scale":
             message = re.sub(r"No such option: --(prefill|decode)", r"write \1=N", message)
         return _fail(2, f"{message}; see {where} --help")

@@ -162,11 +162,11 @@ def next_steps(
     """Returns the text of `print_next_steps`. Commands are on lines of their own, so that they can
     be copied. `command`: the words that start kvrelay.
     """
+    counts = _counts(config)
     workers = " and ".join(
-        f"{count} {pool} worker{'s' * (count != 1)}"
-        for pool, count in _counts(config).items()
-        if count
+        f"{count} {pool} worker{'s' * (count != 1)}" for pool, count in counts.items() if count
     )
+    prompt = "a prompt that takes both pools" if all(counts.values()) else "a prompt"
     secured = config.security.tokens_file is not None or config.security.tls is not None
     usual = ListenConfig()
     target = () if endpoints.grpc == usual.grpc else ("--target", endpoints.grpc)
@@ -193,7 +193,7 @@ def next_steps(
         ]
     else:
         steps += [
-            f"In another terminal, {_prompt_of(config)}, with the time per phase:",
+            f"In another terminal, {prompt}, with the time per phase:",
             shlex.join([*command, "generate", *target, "--ledger", _PROMPT]),
             "The same cluster over HTTP:",
             f"curl -sSN {endpoints.http}/v1/chat/completions \\",
@@ -202,11 +202,6 @@ def next_steps(
             shlex.join([*command, "status", *admin]),
         ]
     return "\n".join(steps)
-
-
-def _prompt_of(config: ClusterConfig) -> str:
-    takes = "a prompt that takes both pools"
-    return takes if all(_counts(config).values()) else "a prompt"
 
 
 def own_command() -> list[str]:

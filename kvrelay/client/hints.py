@@ -11,6 +11,7 @@ NOTHING_LISTENS = (
     "`kvrelay ready`"
 )
 # (code, text in the message, advice). The first match applies.
+_MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
 _HINTS = (
     (
         Code.UNAVAILABLE,
@@ -49,12 +50,12 @@ _HINTS = (
     (
         Code.DEADLINE_EXCEEDED,
         "Deadline Exceeded",
-        "give more time (--timeout SECONDS, or timeout=)",
+        _MORE_TIME,
     ),
     (
         Code.DEADLINE_EXCEEDED,
         "had already passed",
-        "give more time (--timeout SECONDS, or timeout=)",
+        _MORE_TIME,
     ),
     (
         Code.RESOURCE_EXHAUSTED,

@@ -166,7 +166,7 @@ class SpeculationConfig(Section):
 
     @model_validator(mode="after")
     def _fit(self) -> SpeculationConfig:
-        if self.kind == "ngram" and self.min_ngram > self.max_ngram:
+        if self.kind != "suffix" and self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; set min_ngram to "
                 "max_ngram or less"

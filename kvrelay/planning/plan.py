@@ -330,7 +330,7 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
         found.append(
             f"{question.draft.name} drafts on decode workers; its KV is what decode.speculation."
             "memory takes. Prefill workers have more memory than is shown. Step times are without "
-            "speculation, which gains what its draft tokens are worth: docs/guides/speculation.md"
+            "speculation; docs/guides/speculation.md says what it gains"
         )
         if kv.degree > 1:
             found.append("kvrelay's engine has no draft model beside tensor parallelism")
