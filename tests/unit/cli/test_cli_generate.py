@@ -210,6 +210,12 @@ def test_bad_usage_is_one_line_and_2(capsys: Output, arguments: list[str], words
     assert words in err
 
 
+def test_a_prompt_without_quotes_is_told_what_it_lacks(capsys: Output) -> None:
+    assert run(["generate", "once", "upon", "a", "time"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(upon a time); put text with spaces in quotes; see kvrelay generate --help" in said
+
+
 def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
     router = ScriptedRouter([tokens(0, 1), "hang"])
     with serving(router) as target:
