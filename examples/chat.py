@@ -36,4 +36,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except kvrelay.KvRelayError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

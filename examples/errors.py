@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import kvrelay
 
@@ -49,4 +50,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except kvrelay.KvRelayError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

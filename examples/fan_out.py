@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 
 import kvrelay
@@ -36,4 +37,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except* kvrelay.KvRelayError as group:
+        sys.exit(f"{len(group.exceptions)} of {REQUESTS} failed: {group.exceptions[0]}")

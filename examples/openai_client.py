@@ -6,13 +6,15 @@ pip install openai
 from __future__ import annotations
 
 import os
+import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
+
+BASE = os.environ.get("KVRELAY_HTTP", "http://127.0.0.1:8000")
 
 
 def main() -> None:
-    base = os.environ.get("KVRELAY_HTTP", "http://127.0.0.1:8000")
-    with OpenAI(base_url=f"{base}/v1", api_key="none") as client:
+    with OpenAI(base_url=f"{BASE}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
         chunks = client.completions.create(
             model=model,
@@ -30,4 +32,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"Nothing answers at {BASE}; start a cluster with `kvrelay serve`.")

@@ -11,6 +11,7 @@ half of the program shows this.
 from __future__ import annotations
 
 import os
+import sys
 
 import kvrelay
 
@@ -40,4 +41,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except kvrelay.KvRelayError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -10,6 +10,8 @@ import sys
 
 import kvrelay
 
+PROMPT = "Once upon a time there was a brave little fox named Ruby."
+
 
 def main(prompt: str) -> None:
     target = os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")
@@ -31,8 +33,7 @@ def main(prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1]
-        if len(sys.argv) > 1
-        else "Once upon a time there was a brave little fox named Ruby."
-    )
+    try:
+        main(" ".join(sys.argv[1:]) or PROMPT)
+    except kvrelay.KvRelayError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,16 +1,15 @@
-"""Lets the model call functions of this program, with the `openai` package.
-
-pip install openai
-"""
+"""Lets the model call functions of this program, with OpenAI's client (`pip install openai`)."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
+BASE = os.environ.get("KVRELAY_HTTP", "http://127.0.0.1:8000")
 QUESTIONS = ("What is 17 times 23?", "What is the weather in Paris?", "Who are you?")
 
 
@@ -35,12 +34,12 @@ def described(name: str, **types: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+TOOLS = [described("multiply", a="integer", b="integer"), described("get_weather", city="string")]
+
+
 def main() -> None:
-    base = os.environ.get("KVRELAY_HTTP", "http://127.0.0.1:8000")
-    tools: Any = [described("multiply", a="integer", b="integer")]
-    tools += [described("get_weather", city="string")]
-    client = OpenAI(base_url=f"{base}/v1", api_key="none")
-    options: Any = {"model": client.models.list().data[0].id, "tools": tools, "temperature": 0}
+    client = OpenAI(base_url=f"{BASE}/v1", api_key="none")
+    options: Any = {"model": client.models.list().data[0].id, "tools": TOOLS, "temperature": 0}
     for question in QUESTIONS:
         print(f"> {question}")
         messages: Any = [{"role": "user", "content": question}]
@@ -55,4 +54,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"Nothing answers at {BASE}; start a cluster with `kvrelay serve`.")

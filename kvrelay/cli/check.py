@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -49,9 +49,12 @@ def check(
     grpc_port: GrpcPort = None,
     http_port: HttpPort = None,
     admin_port: AdminPort = None,
+    all_values: Annotated[
+        bool, typer.Option("--all", help="Print the values that are the defaults, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration and this machine: the effective values, the memory of the workers, and
+    """Check a configuration and this machine: the changed values, the memory of the workers, and
     everything that `kvrelay serve` would refuse. Starts nothing.
 
     The ports must be free. While a cluster runs, its own ports are reported as in use.
@@ -89,6 +92,7 @@ def check(
     if as_json:
         print(json.dumps(_document(loaded, pools, largest, machine, problems), indent=2))
     else:
+        print(_values(loaded, all_values=all_values))
         _print(loaded, pools, largest, machine, problems)
     raise typer.Exit(1 if problems else 0)
 
@@ -113,6 +117,18 @@ def _document(
     }
 
 
+def _values(config: ClusterConfig, *, all_values: bool) -> str:
+    """Returns the values of a configuration as YAML, which is a configuration file again."""
+    import yaml
+
+    values = config.without_secrets(changed=not all_values)
+    title = "Every value" if all_values else "Values that differ from the defaults"
+    if not values:
+        return "# Every value is the default; --all prints them.\n"
+    note = "" if all_values else "; --all prints every value"
+    return f"# {title}{note}.\n{yaml.safe_dump(values, sort_keys=False)}"
+
+
 def _print(
     config: ClusterConfig,
     pools: tuple[PoolMemory, ...],
@@ -120,13 +136,10 @@ def _print(
     machine: Machine,
     problems: list[str],
 ) -> None:
-    import yaml
-
     from kvrelay.config.listen import ENDPOINTS
 
-    print(yaml.safe_dump(config.without_secrets(), sort_keys=False), end="")
     console = render.console()
-    console.print(f"\nThis machine: {machine}")
+    console.print(f"This machine: {machine}")
     if machine.gpus and not any(config.pool(one.pool).resources.num_gpus for one in pools):
         console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
     console.print(_memory_table(pools))

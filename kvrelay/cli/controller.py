@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from kvrelay.state.registry import Registry
     from kvrelay.types.workers import PoolName
 
-# Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`.
-_BY_HAND = 16
+# Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`: one for
+# each core, and on small machines as many as a trial of scaling needs.
+_BY_HAND = max(4, os.cpu_count() or 1)
 
 
 @requires_cluster_extra

@@ -10,6 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kvrelay.cli.variables import variable_of, with_variables
+from kvrelay.errors import KvRelayError
+
 # Columns of a panel before the descriptions: the frame, the names and the values of options.
 _COLUMNS = 54
 
@@ -43,7 +46,7 @@ class _Page:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the page, with the environment variables at its end."""
-        names = filter(None, (_variable(param, ctx) for param in self.get_params(ctx)))
+        names = filter(None, (variable_of(param, ctx) for param in self.get_params(ctx)))
         variables = ", ".join(dict.fromkeys(names))
         self.epilog = "\n\n".join(
             filter(
@@ -94,7 +97,15 @@ class _Page:
 
 
 class _Command(_Page, TyperCommand):
-    """A command."""
+    """A command. Its errors name the variables that they are about."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except KvRelayError as error:
+            error.message = with_variables(error.message, ctx)
+            raise
 
 
 class _Group(_Page, TyperGroup):
@@ -114,17 +125,6 @@ class App(typer.Typer):
 
 def _no_type(ctx: Any) -> None:
     """The type of a parameter that shows none."""
-
-
-def _variable(param: Any, ctx: Any) -> str | None:
-    """Returns the name of the environment variable of an option, or None."""
-    if param.param_type_name != "option" or param.hidden or param.is_eager:
-        return None
-    if param.envvar is not None:
-        return str(param.envvar)
-    if param.allow_from_autoenv and ctx.auto_envvar_prefix:
-        return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
-    return None
 
 
 def _fits_panels(texts: Iterable[str], width: int) -> bool:

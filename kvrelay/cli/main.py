@@ -40,7 +40,7 @@ from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.cli.plan import command as plan
-from kvrelay.cli.variables import misspelled
+from kvrelay.cli.variables import misspelled, with_variables
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 
@@ -111,7 +111,25 @@ _NOISE = (
         r"Input should be a valid integer, unable to parse string as an integer",
         "it must be a whole number",
     ),
+    (
+        r"Input should be a valid boolean, unable to interpret input",
+        "it must be true or false",
+    ),
     (r"(Got unexpected extra argument.*)", r"\1; put text with spaces in quotes"),
+)
+# Options that other commands have: command, option, and what to give instead.
+_OPTIONS_ELSEWHERE = (
+    ("kvrelay scale", "--(prefill|decode)", r"write \2=N"),
+    (
+        "kvrelay (status|top|scale|drain|restart|adapters .*)",
+        "--(target|grpc-port|http-port)",
+        "give the admin port with --admin HOST:PORT",
+    ),
+    (
+        "kvrelay (generate|chat)",
+        "--(admin|grpc-port|admin-port|http-port)",
+        "give the gRPC port with --target HOST:PORT",
+    ),
 )
 
 
@@ -132,8 +150,11 @@ def run(arguments: Sequence[str]) -> int:
         message = cast(Any, error).format_message().rstrip(".")
         for noise, said in _NOISE:
             message = re.sub(noise, said, message)
-        if where == "kvrelay scale":
-            message = re.sub(r"No such option: --(prefill|decode)", r"write \1=N", message)
+        for command, option, remedy in _OPTIONS_ELSEWHERE:
+            if re.fullmatch(command, where):
+                message = re.sub(f"(No such option: {option}).*", rf"\1; {remedy}", message)
+        if context is not None:
+            message = with_variables(message, context)
         return _fail(2, f"{message}; see {where} --help")
     except KvRelayError as error:
         for note in getattr(error, "__notes__", ()):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,24 +35,29 @@ if TYPE_CHECKING:
 _POLL_S = 0.3
 # While the cluster serves.
 _WATCH_S = 1.0
+# Columns of a terminal that nobody has made wider.
+_WIDTH = 80
 # More workers are counted by state instead.
 _MOST_NAMED = 6
 _ROOT = Path(__file__).parents[2]
 KERNELS = (_ROOT / "kvrelay" / "engine" / "native" / "kernels", _ROOT / "kv_transfer" / "kernels")
 _QUESTION = (
-    '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0, '
-    '"stream": true}'
+    '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}],\n'
+    '     "temperature": 0, "stream": true}'
 )
 _TOKENS = '{"prompt": [1, 2, 3], "max_tokens": 8, "return_token_ids": true}'
 _DEMO_NOTE = "It is tiny: it tells stories, adds small numbers and calls a few functions."
 _CONTROLLER_GONE = (
     "the controller has ended, and the workers with it; they start again, and streams go on then"
 )
+# In double quotes a shell takes these characters as they are, and drops a backslash with the end of
+# its line.
 _PROMPT = (
     "There was once a shy little girl named Kira, who lived in a tree house in the forest. "
     "She had a good friend, a mouse named Yara. One morning Kira was in the forest when "
-    'she heard a cry. It was Yara. "Please help me!" she cried. Yara was stuck in a thorn '
-    "bush and could not get out. Kira thought for a moment."
+    "she heard a cry. It was Yara. She was stuck in a thorn bush and could not get out. "
+    "Kira pulled and pulled, but the thorns were strong. So she called her father. He came "
+    "with a big pair of scissors. Kira thought for a moment."
 )
 
 
@@ -149,7 +155,7 @@ def print_next_steps(
 ) -> None:
     """Prints what a user can do with the cluster."""
     text = next_steps(config, endpoints, log_file, own_command())
-    # Commands must be copied as they are, so nothing breaks their lines.
+    # Commands must be copied as they are, so nothing else breaks their lines.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -187,21 +193,30 @@ def next_steps(
         steps += [
             f"{config.model.path} has no {TOKENIZER_FILE}: clients send token ids, and get them:",
             f"curl -sS {endpoints.http}/v1/completions \\",
-            f"    -H 'content-type: application/json' -d {shlex.quote(_TOKENS)}",
+            "    -H 'content-type: application/json' \\",
+            f"    -d {shlex.quote(_TOKENS)}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),
         ]
     else:
         steps += [
             f"In another terminal, {prompt}, with the time per phase:",
-            shlex.join([*command, "generate", *target, "--ledger", _PROMPT]),
+            shlex.join([*command, "generate", *target, "--ledger"]) + " \\",
+            *_quoted(_PROMPT),
             "The same cluster over HTTP:",
             f"curl -sSN {endpoints.http}/v1/chat/completions \\",
-            f"    -H 'content-type: application/json' -d {shlex.quote(_QUESTION)}",
+            "    -H 'content-type: application/json' \\",
+            f"    -d {shlex.quote(_QUESTION)}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),
         ]
     return "\n".join(steps)
+
+
+def _quoted(text: str) -> list[str]:
+    """Returns the lines of one word of a shell, which fit a terminal of 80 columns."""
+    lines = textwrap.wrap(f'"{text}"', _WIDTH - len(" \\"), break_long_words=False)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def own_command() -> list[str]:

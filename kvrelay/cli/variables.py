@@ -1,9 +1,13 @@
-"""The environment variables that several commands share, and names that look like one of them."""
+"""Environment variables in place of options: those that several commands share, names that look
+like one of them, and those that an error is about.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 VARIABLES = frozenset(
     f"KVRELAY_{name}"
@@ -38,3 +42,32 @@ def misspelled(names: Iterable[str]) -> Iterator[str]:
         if name.startswith("KVRELAY_"):
             for meant in difflib.get_close_matches(name, VARIABLES, 1, _LIKENESS):
                 yield f"the variable {name} has no effect; did you mean {meant}?"
+
+
+def variable_of(param: Any, context: Any) -> str | None:
+    """Returns the name of the environment variable of an option, or None."""
+    if param.param_type_name != "option" or param.hidden or param.is_eager:
+        return None
+    if param.envvar is not None:
+        return str(param.envvar)
+    if param.allow_from_autoenv and context.auto_envvar_prefix:
+        return f"{context.auto_envvar_prefix}_{param.name.upper()}"
+    return None
+
+
+def with_variables(message: str, context: Any) -> str:
+    """Adds to an error the variables that have set options of the command, as far as the error
+    names the option or its value. The user may not know of them.
+    """
+    names = []
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name)
+        name = variable_of(param, context)
+        if name is None or name in message or source is None or source.name != "ENVIRONMENT":
+            continue
+        words = [*param.opts, param.value_from_envvar(context)]
+        if any(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", message) for word in words):
+            names.append(name)
+    if not names:
+        return message
+    return f"{message.rstrip('.')}; the value comes from {' and '.join(names)}"

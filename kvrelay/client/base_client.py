@@ -47,8 +47,8 @@ def check_target(target: str) -> None:
     match = _TARGET.match(target)
     if match is None or not 1 <= int(match[2]) <= 65535:
         raise InvalidArgument(
-            f"{target!r:.200} is not a target; give HOST:PORT of the gRPC port, without http://, "
-            "with a port from 1 to 65535",
+            f"{target!r:.200} is not a target; give HOST:PORT without http://, with a port "
+            "from 1 to 65535",
             field="target",
         )
 

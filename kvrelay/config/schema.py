@@ -282,10 +282,13 @@ class ClusterConfig(Section):
         """Returns the section of a pool."""
         return self.prefill if name == "prefill" else self.decode
 
-    def without_secrets(self) -> dict[str, Any]:
-        """Returns the effective values as plain data, with *** for the password of Redis."""
-        values = self.model_dump(mode="json")
-        values["redis"]["url"] = without_password(self.redis.url)
+    def without_secrets(self, *, changed: bool = False) -> dict[str, Any]:
+        """Returns the effective values as plain data, with *** for the password of Redis. changed:
+        only those that differ from the defaults.
+        """
+        values = self.model_dump(mode="json", exclude_defaults=changed)
+        if "url" in values.get("redis", {}):
+            values["redis"]["url"] = without_password(self.redis.url)
         return values
 
     def pool_kv(self, pool: PoolName) -> KvConfig:

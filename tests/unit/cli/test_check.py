@@ -25,15 +25,19 @@ FREE_PORTS = "listen: {grpc: 127.0.0.1:0, http: 127.0.0.1:0, admin: 127.0.0.1:0}
 WORD = st.text("abcXYZ019-_.", min_size=1, max_size=8)
 
 
-def test_the_effective_configuration_is_one_that_loads(tmp_path: Path, capsys: Output) -> None:
+@pytest.mark.parametrize("every", [False, True])
+def test_the_effective_configuration_is_one_that_loads(
+    tmp_path: Path, capsys: Output, every: bool
+) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(f"{FREE_PORTS}kv: {{memory: 64MiB}}\ndecode: {{weights: int8, replicas: 3}}\n")
-    assert run(["check", "-c", str(file)]) == 0
+    assert run(["check", "-c", str(file), *(["--all"] if every else [])]) == 0
     shown, _, rest = capsys.readouterr().out.partition("\n\n")
     again = tmp_path / "again.yaml"
     again.write_text(shown)
     assert load_config(again) == load_config(file)
-    assert yaml.safe_load(shown)["decode"]["max_batch"] == 32
+    decode = yaml.safe_load(shown)["decode"]
+    assert decode["max_batch"] == 32 if every else decode == {"weights": "int8", "replicas": 3}
     assert rest.startswith(f"This machine: {Machine.here()}")
     assert rest.endswith("Ready to serve.\n")
 

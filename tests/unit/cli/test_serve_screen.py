@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +23,9 @@ LOG = Path("/tmp/kvrelay-serve-x.log")
 
 
 def commands(text: str) -> list[list[str]]:
-    return [shlex.split(one) for one in text.splitlines() if one.startswith("kvrelay ")]
+    """As a shell reads them: an escaped end of a line is none."""
+    lines = text.replace("\\\n", "").splitlines()
+    return [shlex.split(one) for one in lines if one.startswith("kvrelay ")]
 
 
 @pytest.mark.parametrize("endpoints", [USUAL, OTHERS])
@@ -42,6 +46,34 @@ def test_the_prompt_takes_both_pools() -> None:
     generate, _ = commands(next_steps(ClusterConfig(), USUAL, LOG))
     tokens = Tokenizer.load(resolve_model("demo")).encode(generate[-1])
     assert len(tokens) > ClusterConfig().router.local_below_tokens
+
+
+def test_nothing_is_wider_than_a_usual_terminal() -> None:
+    """A terminal breaks longer lines in the middle of a word."""
+    text = next_steps(ClusterConfig(), USUAL, LOG)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_shell_reads_the_commands_as_they_are_meant(shell: str) -> None:
+    """Also where exclamation marks have a meaning, as bash on a terminal has it."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    text = next_steps(ClusterConfig(), USUAL, LOG)
+    history = "set -o history -o histexpand\n" if shell == "bash" else ""
+    function = "kvrelay() { for word; do printf '%s\\0' \"$word\"; done; }\n"
+    started = text[text.index("kvrelay generate") : text.index("The same cluster")]
+    done = subprocess.run(
+        [shell],
+        input=history + function + started,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    words = done.stdout.split("\0")[:-1]
+    assert words == commands(text)[0][1:]
+    assert Tokenizer.load(resolve_model("demo")).encode(words[-1])
 
 
 def test_a_cluster_with_tokens_shows_no_command_that_it_would_refuse() -> None:

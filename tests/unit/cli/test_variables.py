@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 
-from kvrelay.cli.main import app
+from kvrelay.cli.main import app, run
 from kvrelay.cli.variables import VARIABLES, misspelled
 
 # Not those of options.
@@ -27,6 +27,22 @@ def options(command: Any, prefix: str = "KVRELAY") -> Iterator[tuple[str | None,
             yield param.envvar, f"{prefix}_{param.name.upper()}"
     for name, below in getattr(command, "commands", {}).items():
         yield from options(below, f"{prefix}_{name.upper().replace('-', '_')}")
+
+
+def commands_with_numbers(
+    command: Any, path: tuple[str, ...] = (), prefix: str = "KVRELAY"
+) -> Iterator[tuple[list[str], Any, str]]:
+    """Yields each command with one option whose value is a number, and the derived variable."""
+    kinds = get_type_hints(command.callback) if command.callback else {}
+    for param in command.params:
+        is_number = kinds.get(param.name) in (int, float, int | None, float | None)
+        if param.param_type_name == "option" and is_number:
+            yield list(path), param, f"{prefix}_{param.name.upper()}"
+            break
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_with_numbers(
+            below, (*path, name), f"{prefix}_{name.upper().replace('-', '_')}"
+        )
 
 
 FOUND = list(options(typer.main.get_command(app)))
@@ -64,3 +80,55 @@ def test_a_command_says_so() -> None:
     )
     said = "kvrelay: the variable KVRELAY_PREFIL has no effect; did you mean KVRELAY_PREFILL?\n"
     assert done.stderr == said
+
+
+NUMBERS = [
+    (path, param.opts[0], param.envvar or derived)
+    for path, param, derived in commands_with_numbers(typer.main.get_command(app))
+]
+
+
+@pytest.mark.parametrize(("path", "option", "variable"), NUMBERS)
+def test_a_bad_value_of_a_variable_names_it(
+    path: list[str],
+    option: str,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "no-number")
+    assert run(path) == 2
+    said = capsys.readouterr().err
+    # Arguments that are missing may be told first.
+    if option in said:
+        assert f"the value comes from {variable};" in said
+    monkeypatch.delenv(variable)
+    assert run([*path, option, "no-number"]) == 2
+    assert "comes from" not in capsys.readouterr().err
+
+
+def test_an_error_after_parsing_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVRELAY_TARGET", "127.0.0.1:1")
+    assert run(["generate", "hi"]) == 1
+    assert capsys.readouterr().err.endswith("; the value comes from KVRELAY_TARGET\n")
+    assert run(["generate", "hi", "--target", "127.0.0.1:2"]) == 1
+    assert "comes from" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "option", "meant"),
+    [
+        ("status", "--target", "--admin"),
+        ("adapters list", "--target", "--admin"),
+        ("generate", "--admin", "--target"),
+        ("chat", "--http-port", "--target"),
+    ],
+)
+def test_an_option_of_another_command_is_told(
+    path: str, option: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*path.split(), option, "127.0.0.1:1"]) == 2
+    assert f"No such option: {option}; give the " in (said := capsys.readouterr().err)
+    assert f"with {meant} HOST:PORT" in said

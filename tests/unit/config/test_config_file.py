@@ -840,3 +840,5 @@ def test_a_pool_has_tiers_of_its_own_and_paths_are_relative_to_the_file(tmp_path
     assert (tier.kind, tier.path, tier.size) == ("disk", str(tmp_path / "kv"), 2**30)
     assert config.pool_kv("decode").tiers == ()
     assert ClusterConfig.model_validate(config.without_secrets()) == config
+    changed = config.without_secrets(changed=True)
+    assert ClusterConfig.model_validate(changed) == config

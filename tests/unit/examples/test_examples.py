@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -130,6 +131,25 @@ def test_web_app(environment: Environment) -> None:
             assert (story.status_code, bool(story.text)) == (200, True)
         finally:
             app.terminate()
+
+
+@pytest.mark.parametrize(
+    "program", sorted({one.name for one in FOLDER.glob("*.py")} - {"batch.py", "web_app.py"})
+)
+def test_without_a_cluster_an_example_says_so(program: str) -> None:
+    """In one line. batch.py writes errors to its file, and the web application to the browser."""
+    nowhere = {"KVRELAY_TARGET": "127.0.0.1:1", "KVRELAY_HTTP": "http://127.0.0.1:1"}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / program)],
+        env=os.environ | nowhere,
+        input="Hello!\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "kvrelay serve" in line
 
 
 def test_no_example_is_left_out_and_none_is_long() -> None:
