@@ -37,11 +37,12 @@ class Admission:
         self._max_queue = max_queue
         self._answers = count(1)
 
-    def check_room(self, share: Share, priority: int) -> str | None:
-        """Returns the request that this one displaces from a full queue, or None if there is room.
-        Raises ResourceExhausted if this request itself has to go.
+    def check_room(self, share: Share, priority: int, requests: int = 1) -> str | None:
+        """Returns the request that a new one displaces from a full queue, or None if there is room
+        for `requests` new ones. Raises ResourceExhausted if one of these has to go.
         """
-        if len(self._queue) < self._max_queue:
+        # Some of many requests may find room on workers.
+        if not self._queue or len(self._queue) + requests <= self._max_queue:
             return None
         displaced = self._queue.overflow(share, priority)
         if displaced is None:

@@ -41,9 +41,6 @@ from router.core.workers.blame import blame, went_well
 from router.core.workers.quarantine import Quarantine
 from router.core.workers.worker_health import Sickness
 
-# Delay before the next search for a preemption, after a search without a victim. In seconds.
-PREEMPT_POLL_S = 0.1
-
 
 class Dispatcher:
     """Owns every request from `submit` to its End. Requests wait in a bounded queue until workers
@@ -175,22 +172,26 @@ class Dispatcher:
         self._entries[request.request_id] = entry
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
-        return life, effects + self._settle(entry, [], now) + self.pump(now)
+        effects += self._settle(entry, [], now)
+        # Nothing else has changed since the last pump, and a request of the same tenant is first.
+        if self._placement.blocked and self._queue.is_behind(ticket, share):
+            return life, effects
+        return life, effects + self.pump(now)
 
-    def check_room(self, tenant: Tenant, priority: int = 0) -> None:
-        """Raises ResourceExhausted if the queue is full and a request of this tenant and priority
-        would be rejected.
+    def check_room(self, tenant: Tenant, priority: int = 0, requests: int = 1) -> None:
+        """Raises ResourceExhausted if the queue is full and one of so many requests of this tenant
+        and priority would be rejected.
         """
-        self.admission.check_room(self._queue.share(tenant), priority)
+        self.admission.check_room(self._queue.share(tenant), priority, requests)
 
     def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
         """Ends the request with the error. Does nothing if the request has ended."""
         entry = self._entries.get(request_id)
-        return (
-            []
-            if entry is None
-            else self._settle(entry, entry.life.cancel(error), now) + self.pump(now)
-        )
+        if entry is None:
+            return []
+        was_behind = self._placement.blocked and self._queue.is_behind(entry.ticket, entry.share)
+        effects = self._settle(entry, entry.life.cancel(error), now)
+        return effects if was_behind else effects + self.pump(now)
 
     def stop(self, request_id: str, now: float) -> list[Effect]:
         """Ends the request as finished, with reason "stop". Does nothing if the request has

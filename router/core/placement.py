@@ -20,7 +20,8 @@ from router.core.queueing.prefill_gate import PrefillGate
 from router.core.request_record import Entry
 from router.core.request_table import Requests
 
-# Delay before the next search for a preemption, after a search without a victim. In seconds.
+# Delay before the next search for a preemption for a tenant, after a search without a victim. In
+# seconds.
 PREEMPT_POLL_S = 0.1
 
 
@@ -38,11 +39,13 @@ class Placement:
         self._workers, self._queue = requests.workers, requests.queue
         self._throughput = requests.throughput
         self._admission = admission
-        # Time of the next allowed search for a preemption. Its cost is linear in the number of
-        # requests.
-        self._preempt_at = 0.0
+        # Time of the next allowed search for a preemption by tenant, after a search without a
+        # victim. Its cost is linear in the number of requests.
+        self._preempt_at: dict[str, float] = {}
         # Why the first request in the queue waits.
         self.wait = Wait("no decode worker is ready", no_worker=True)
+        # Whether the last pump ended at a request for which no decode worker has room.
+        self.blocked = False
         self.preemptions = 0
 
     def pump(self, now: float) -> list[Effect]:
@@ -54,7 +57,7 @@ class Placement:
         effects: list[Effect] = []
         self._requests.freed = False
         wait = Wait("it may have killed a worker, so it waits for its turn alone")
-        queued = False
+        queued = self.blocked = False
         self._throughput.advance(now)
         broken = self._workers.link_health.broken(now)
         # Demands that only workers without room meet. Requests without them continue.
@@ -96,6 +99,7 @@ class Placement:
                     continue
                 wait = decision
                 queued = not wait.no_worker
+                self.blocked = not wait.for_prefill
                 break
             effects += self._requests.place(entry, decision, now)
         else:
@@ -169,10 +173,13 @@ class Placement:
         """Places a request without room by preempting other requests. Returns no effects if no
         request has to be preempted. `heads` returns the requests that may be placed.
         """
-        if now < self._preempt_at or not self._config.router.preemption:
+        if not self._config.router.preemption:
             return []
-        tickets = heads()
-        for entry in (self._entries[one.request_id] for one in tickets):
+        self._preempt_at = {name: at for name, at in self._preempt_at.items() if at > now}
+        for entry in (self._entries[one.request_id] for one in heads()):
+            tenant = entry.life.request.tenant.name
+            if tenant in self._preempt_at:
+                continue
             way = make_way(
                 entry,
                 self._running.values(),
@@ -188,8 +195,7 @@ class Placement:
                     for one in preemption.victims
                 ]
                 return [*chain.from_iterable(gone), *self._requests.place(entry, assignment, now)]
-        if tickets:
-            self._preempt_at = now + PREEMPT_POLL_S
+            self._preempt_at[tenant] = now + PREEMPT_POLL_S
         return []
 
     def _give_way(self, entry: Entry, why: Preemption, now: float) -> list[Effect]:

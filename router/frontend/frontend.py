@@ -5,7 +5,7 @@ the gRPC and the HTTP endpoint use it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from kvrelay.clock import Clock
@@ -29,8 +29,11 @@ from router.frontend.validation import (
     resumed_model,
 )
 from router.runtime.driver import Driver
-from router.runtime.loop_slices import LoopSlices
-from router.runtime.stream import Stream
+from router.runtime.loop_slices import SLICE, LoopSlices
+from router.runtime.stream import Stream, TokenSink
+
+# Cost of an admission on the event loop, in the unit of LoopSlices.
+ADMISSION_COST = SLICE // 4
 
 
 class Frontend:
@@ -112,7 +115,7 @@ class Frontend:
         check_priority(request.priority, tenant)
         self.limits.take_request(tenant, self._clock.now(), choices)
         # This check runs before the tokenization, which costs more than a rejection.
-        self._driver.check_open(tenant, request.priority)
+        self._driver.check_open(tenant, request.priority, choices)
         if request.sampling.guidance is not None:
             await self.guidance.check(request.sampling.guidance, tenant)
         if request.token_ids:
@@ -188,10 +191,27 @@ class Frontend:
                 await self._slices.run(tenant, replay(text, request.resume))
                 complete = "stop" if text.stopped else self._completed(request.resume, sampling)
                 admitted = replace(admitted, complete=complete)
-            return self._driver.submit(admitted, text)
+            return await self._submitted(admitted, text)
         except BaseException:
             self.limits.give_back(tenant, admitted.most_tokens)
             raise
+
+    async def _submitted(self, admitted: Request, text: TokenSink) -> Stream:
+        """Submits a request when its tenant's turn comes: many requests may arrive at once."""
+        streams: list[Stream] = []
+
+        def steps() -> Generator[int, None, None]:
+            yield ADMISSION_COST
+            streams.append(self._driver.submit(admitted, text))
+
+        try:
+            await self._slices.run(admitted.tenant, steps())
+        except BaseException:
+            # The caller may be cancelled after its turn.
+            for stream in streams:
+                self.cancel(stream)
+            raise
+        return streams[0]
 
     def cancel(self, stream: Stream) -> None:
         """Cancels the stream's request if it has not ended: the client disconnected or needs no

@@ -63,9 +63,11 @@ class WaitingRoom:
             self._strangers -= 1
         return True
 
-    def refused(self, name: str) -> None:
-        """Charges the tenant for a request, other than a poll, that ends with an error."""
-        self._pace.charge(name, self._clock.now())
+    def refused(self, name: str, choices: int = 1) -> None:
+        """Charges the tenant for a request, other than a poll, that ends with an error. `choices`:
+        the number of answers that it asked for.
+        """
+        self._pace.charge(name, self._clock.now(), choices)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forgets the debts of all other tenants, but keeps the debt of callers without a valid

@@ -112,12 +112,12 @@ class Driver:
         """Returns the streams that have not ended, newest first."""
         return reversed(self._streams.values())
 
-    def check_open(self, tenant: Tenant, priority: int) -> None:
-        """Raises Unavailable while draining, or ResourceExhausted if a full queue would reject a
-        request of this tenant and priority.
+    def check_open(self, tenant: Tenant, priority: int, requests: int = 1) -> None:
+        """Raises Unavailable while draining, or ResourceExhausted if a full queue would reject one
+        of so many requests of this tenant and priority.
         """
         self._check_not_draining()
-        self.dispatcher.check_room(tenant, priority)
+        self.dispatcher.check_room(tenant, priority, requests)
 
     def _check_not_draining(self) -> None:
         if self.draining:

@@ -22,8 +22,8 @@ class _Job:
 
 
 class LoopSlices:
-    """Runs generators that yield the cost of each step. Between two slices the event loop does its
-    other work.
+    """Runs generators that yield the cost of each step, with one slice of work in each round of the
+    event loop. Between two slices the event loop does its other work.
 
     Unlike work in a thread, this work can be stopped after each step and does not hold the
     interpreter lock against the streams.
@@ -31,15 +31,18 @@ class LoopSlices:
 
     def __init__(self) -> None:
         self._order: FairOrder[_Job] = FairOrder()
+        # What is left of this round's slice.
+        self._left = SLICE
+        # Whether the next round is scheduled, as it is after any work.
         self._scheduled = False
 
     async def run(self, tenant: Tenant, steps: Generator[int, None, T]) -> T:
-        """Returns the generator's result or raises its error. The first slice runs at once if no
-        job waits.
+        """Returns the generator's result or raises its error. The first steps run at once if no job
+        waits.
         """
         job = _Job(steps)
         number = self._order.add(tenant, job)
-        if not self._scheduled:
+        if len(self._order) == 1:
             self._slice()
         try:
             return await job.done  # type: ignore[no-any-return]
@@ -51,14 +54,23 @@ class LoopSlices:
             del job
 
     def _slice(self) -> None:
+        while self._left > 0 and (found := self._order.first()) is not None:
+            self._left -= self._advance(*found, self._left)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _next_round(self) -> None:
         self._scheduled = False
-        found = self._order.first()
-        if found is None:
-            return
-        number, job = found
+        self._left = SLICE
+        if len(self._order):
+            self._slice()
+
+    def _advance(self, number: int, job: _Job, most: int) -> int:
+        """Runs a job to its end, or until it has cost `most`. Returns its cost."""
         cost = 0
         try:
-            while cost < SLICE:
+            while cost < most:
                 cost += next(job.steps)
         except StopIteration as end:
             self._order.charge(number, cost)
@@ -77,6 +89,4 @@ class LoopSlices:
                 )
         else:
             self._order.charge(number, cost)
-        if len(self._order) and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._slice)
+        return cost

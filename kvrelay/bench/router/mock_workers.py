@@ -146,13 +146,15 @@ class AtOnceWorker(WorkerServiceServicer):
         async for message in requests:
             match command_from_proto(message):
                 case Reserve(spec):
-                    self._sequences[spec.key] = _Sequence(spec, 1)
+                    self._sequences[spec.key] = _Sequence(spec, spec.num_emitted + 1)
                     self._leases += 1
                     self._outgoing.put_nowait(Reserved(*spec.key, self._target()))
                 case RunLocal(spec):
-                    self._sequences[spec.key] = _Sequence(spec, 0, committed=True)
+                    self._sequences[spec.key] = _Sequence(spec, spec.num_emitted, committed=True)
                 case Prefill(spec, target):
-                    first = self._next(_Sequence(spec, 0), PrefillTimings(0.0, 0.0, 0, 1))
+                    first = self._next(
+                        _Sequence(spec, spec.num_emitted), PrefillTimings(0.0, 0.0, 0, 1)
+                    )
                     self._outgoing.put_nowait(TokenBatch((first,)))
                     if first.finish_reason is None:
                         self._peers[target.worker_id]._sequences[spec.key].committed = True

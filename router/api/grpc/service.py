@@ -20,6 +20,7 @@ from kvrelay.wire.inference import (
 from router.api.grpc.auth import caller
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
+from router.runtime.stream import Stream
 from router.runtime.stream_reader import SLOW_READER_S, StreamReader
 
 
@@ -47,10 +48,22 @@ class InferenceService(InferenceServiceServicer):
         """Writes the responses. Raises the request's KvRelayError, and DeadlineExceeded if the
         client reads too slowly.
         """
-        arrival = self._clock.now()
-        stream = await self._frontend.open(
-            request, caller.get(), arrival, context.time_remaining(), _traceparent(context)
-        )
+        arrival, tenant = self._clock.now(), caller.get()
+        stream = None
+        try:
+            stream = await self._frontend.open(
+                request, tenant, arrival, context.time_remaining(), _traceparent(context)
+            )
+            await self._write(stream, context)
+        except asyncio.CancelledError:
+            if stream is None or stream.first_handed_at is None:
+                self._waiting_room.refused(tenant.name)
+            raise
+        finally:
+            if stream is not None:
+                self._frontend.cancel(stream)
+
+    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         left = False
 
         def leave() -> None:
@@ -59,20 +72,17 @@ class InferenceService(InferenceServiceServicer):
             self._frontend.cancel(stream)
             stream.drop()
 
-        try:
-            async for _, response in StreamReader([stream]).responses():
-                slow = asyncio.get_running_loop().call_later(SLOW_READER_S, leave)
-                try:
-                    # gRPC cannot end a call properly after a write that was cancelled.
-                    await context.write(response_to_proto(response))
-                finally:
-                    slow.cancel()
-                if left:
-                    raise DeadlineExceeded(
-                        f"the client did not read the answer for {SLOW_READER_S:g} s"
-                    )
-        finally:
-            self._frontend.cancel(stream)
+        async for _, response in StreamReader([stream]).responses():
+            slow = asyncio.get_running_loop().call_later(SLOW_READER_S, leave)
+            try:
+                # gRPC cannot end a call properly after a write that was cancelled.
+                await context.write(response_to_proto(response))
+            finally:
+                slow.cancel()
+            if left:
+                raise DeadlineExceeded(
+                    f"the client did not read the answer for {SLOW_READER_S:g} s"
+                )
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext

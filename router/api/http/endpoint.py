@@ -174,6 +174,7 @@ class HttpEndpoint:
         tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
         self._frontend.check_caller(tenant)
         async with self._bodies.parsed(request, dialect.parse) as completion:
+            request.state.choices = len(completion.requests)
             form = AnswerFormat(completion, self._frontend.text)
             choices = await Choices.open(
                 self._frontend, form.applied(completion), tenant, arrival, traceparent

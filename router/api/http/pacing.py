@@ -18,7 +18,8 @@ MAX_REQUESTS = MAX_CONNECTIONS // 4
 
 class HttpPace:
     """ASGI middleware that delays polls and errors to the tenant's pace. It runs behind
-    `HttpAccess`, which sets the tenant.
+    `HttpAccess`, which sets the tenant. The endpoint sets the number of choices that a request asks
+    for.
     """
 
     def __init__(self, app: ASGIApp, waiting_room: WaitingRoom) -> None:
@@ -47,15 +48,23 @@ class HttpPace:
         if not over:
             await self._waiting_room.tenant(tenant.name, poll)
 
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400 and not poll:
-                self._waiting_room.refused(tenant.name)
+        served = False
+
+        async def watched(message: Message) -> None:
+            nonlocal served
+            if message["type"] == "http.response.start":
+                served = message["status"] < 400
             await send(message)
 
-        if over:
-            await self._refuse(tenant, scope, receive, counted)
-        else:
-            await self._app(scope, receive, counted)
+        try:
+            if over:
+                await self._refuse(tenant, scope, receive, watched)
+            else:
+                await self._app(scope, receive, watched)
+        finally:
+            # An error, or a client that has gone without an answer.
+            if not (served or poll):
+                self._waiting_room.refused(tenant.name, scope["state"].get("choices", 1))
 
     async def _refuse(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         error: KvRelayError = ResourceExhausted(

@@ -244,6 +244,13 @@ class FairQueue:
                 return [heads[one] for one in order if holding - {one}][:MOST_HEADS]
         return []
 
+    def is_behind(self, ticket: Ticket, share: Share) -> bool:
+        """Whether the ticket is a waiting new request and its tenant has one that goes first."""
+        line = share.lines.get(ticket.priority, ())
+        return ticket.request_id in line and (
+            next(iter(line)) != ticket.request_id or share.priorities[0] < ticket.priority
+        )
+
     def serve(self, ticket: Ticket) -> None:
         """Removes the request from the queue, because it has workers now."""
         _, share = self._where[ticket.request_id]

@@ -17,6 +17,8 @@ MIN_RUN_S = 1.0
 START_RATIO = 4.0
 # Run time of an attempt of a tenant within its share while a tenant without batch slots waits.
 TURN_S = 5.0
+# Longest wait of a request that spares another request a restart.
+SPARED_WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ def preempt(waiting: Waiting, shares: Shares) -> Preemption | None:
       was served more tokens.
     - Within the tenant with the largest share, `Running.cost` gives the order. Requests that are
       more urgent than the waiting request stay, since priorities are strict.
-    - There is no preemption if a slot becomes free sooner than the victim could restart.
+    - There is no preemption if a slot becomes free sooner than the victim could restart, and within
+      SPARED_WAIT_S.
     """
     plans = [plan for room in shares.rooms if (plan := _plan(waiting, room, shares)) is not None]
     if not plans:
@@ -173,7 +176,7 @@ def preempt(waiting: Waiting, shares: Shares) -> Preemption | None:
     room, victims = min(
         plans, key=lambda plan: (len(plan[1]), sum(one.held_tokens for one in plan[1]))
     )
-    restart_s = max(one.start_s or 0.0 for one in victims)
+    restart_s = min(SPARED_WAIT_S, max(one.start_s or 0.0 for one in victims))
     only_slots = not room.tokens or waiting.num_tokens <= room.free_tokens
     if only_slots and min(one.soon_s for one, _ in plans) <= restart_s:
         return None

@@ -44,12 +44,12 @@ class Pace:
             return 0.0
         return min(MAX_WAIT_S, max(0.0, (self._left(debt, now) + ahead - BURST) / PER_SECOND))
 
-    def charge(self, tenant: str, now: float) -> None:
-        """Counts a poll or an error. The debt is capped at a wait of MAX_WAIT_S, so a tenant that
-        pauses recovers.
+    def charge(self, tenant: str, now: float, requests: int = 1) -> None:
+        """Counts a poll or an error; `requests`: of how many requests. The debt is capped at a wait
+        of MAX_WAIT_S, so a tenant that pauses recovers.
         """
         debt = self._debts.setdefault(tenant, _Debt())
-        debt.requests = min(self._left(debt, now) + 1.0, BURST + PER_SECOND * MAX_WAIT_S)
+        debt.requests = min(self._left(debt, now) + requests, BURST + PER_SECOND * MAX_WAIT_S)
         debt.at = now
 
     def keep(self, tenants: Iterable[str]) -> None:

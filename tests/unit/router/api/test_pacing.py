@@ -143,6 +143,60 @@ async def test_refused_requests_wait_answers_do_not(endpoints: Endpoints) -> Non
     await cancelled([waiting])
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_clients_that_leave_before_an_answer_are_charged(
+    endpoints: Endpoints, protocol: str
+) -> None:
+    endpoints.running.workers["decode-0"].may_step.clear()
+    body = {"model": "demo", "prompt": [11, 12], "max_tokens": 2}
+    workers = endpoints.running.workers["decode-0"].worker
+    async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+        for _ in range(4):
+            if protocol == "http":
+                asked: Any = asyncio.create_task(
+                    endpoints.http.post(
+                        "/v1/completions", json=body, headers=bearer(endpoints.hostile)
+                    )
+                )
+            else:
+                asked = asyncio.ensure_future(
+                    stub.Generate(
+                        pb.GenerateRequest(token_ids=[11, 12]),
+                        metadata=(("authorization", f"Bearer {endpoints.hostile}"),),
+                    ).read()
+                )
+            async with asyncio.timeout(60):
+                while not workers.sequences:
+                    await asyncio.sleep(0.01)
+                asked.cancel()
+                await asyncio.wait([asked])
+                while workers.sequences:
+                    await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
+    for _ in range(3):
+        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
+        assert (await calm).status_code == 200
+    assert not waiting.done()
+    await cancelled([waiting])
+
+
+async def test_an_error_of_many_choices_is_charged_for_each(endpoints: Endpoints) -> None:
+    body = {"model": "demo", "prompt": [11, 12], "max_tokens": 2, "n": 4, "seed": 1}
+    refused = await endpoints.http.post(
+        "/v1/completions",
+        json=body | {"logit_bias": {"9999": 1}},
+        headers=bearer(endpoints.hostile),
+    )
+    assert refused.status_code == 400
+    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
+    for _ in range(3):
+        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
+        assert (await calm).status_code == 200
+    assert not waiting.done()
+    await cancelled([waiting])
+
+
 async def test_grpc_is_paced_as_well(endpoints: Endpoints) -> None:
     async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)

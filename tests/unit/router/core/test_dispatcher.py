@@ -395,6 +395,19 @@ def test_full_queue_makes_room_for_a_tenant_that_has_less_of_it() -> None:
         made.check_room(Tenant("other"))
 
 
+def test_room_is_for_all_requests_that_come_together() -> None:
+    made = dispatcher(max_queue=4)
+    # Some of them may find room on workers.
+    made.check_room(Tenant(""), requests=100)
+    for name in ("a", "b"):
+        submit(made, request(name))
+    made.check_room(Tenant(""), requests=2)
+    with pytest.raises(ResourceExhausted):
+        made.check_room(Tenant(""), requests=3)
+    # Another tenant displaces them.
+    made.check_room(Tenant("other"), requests=3)
+
+
 def test_request_whose_deadline_has_passed_is_not_sent() -> None:
     made = dispatcher("d0")
     submit(made, request("a"))

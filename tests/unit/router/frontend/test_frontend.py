@@ -1,15 +1,19 @@
-"""What is refused before a request costs anything."""
+"""Requests on their way to the dispatcher: what they cost, and what is refused before that."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import ManualClock
 from kvrelay.errors import DeadlineExceeded
-from kvrelay.tenants import ANONYMOUS
+from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.wire.inference import GenerateRequest
-from router.frontend.frontend import Frontend
+from router.frontend.frontend import ADMISSION_COST, Frontend
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
@@ -17,26 +21,78 @@ from router.observability.metrics import Metrics
 from router.observability.observers import Observers
 from router.observability.request_log import RequestLog
 from router.runtime.driver import Driver
+from router.runtime.loop_slices import SLICE
+from router.runtime.stream import Stream
 
 
-async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+async def frontend() -> AsyncIterator[Frontend]:
+    """Without workers: requests wait."""
     config = cluster_config()
     clock = ManualClock(100.0)
     card = ModelCard.load(DEMO, config.model)
-    driver = Driver(
-        config, MemoryRegistry(), "router-0", clock, Observers(Metrics("demo"), RequestLog())
-    )
+    observers = Observers(Metrics("demo"), RequestLog())
+    driver = Driver(config, MemoryRegistry(), "router-0", clock, observers)
+    made = Frontend(card, Text.load(DEMO), driver, Limits(), config.router, clock)
+    yield made
+    await made.text.close()
+    await made.guidance.close()
 
+
+ASKED = GenerateRequest(token_ids=(11, 12, 13))
+
+
+async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def tokenized(*_: object) -> tuple[int, ...]:
         raise AssertionError("it was tokenized")
 
     monkeypatch.setattr(Text, "encode", tokenized)
-    frontend = Frontend(card, Text.load(DEMO), driver, Limits(), config.router, clock)
     for time_left in (0.0, -5.0):
         with pytest.raises(DeadlineExceeded, match="send a later deadline"):
             await frontend.open(
                 GenerateRequest(prompt="Once upon a time"), ANONYMOUS, 100.0, time_left
             )
-    assert driver.dispatcher.unfinished == 0
+    assert frontend._driver.dispatcher.unfinished == 0
+
+
+async def test_requests_of_one_moment_are_admitted_a_few_in_each_round(frontend: Frontend) -> None:
+    """The event loop serves others between them, and another tenant is not behind them all."""
+    opened: list[str] = []
+
+    async def ask(tenant: Tenant) -> None:
+        await frontend.open(ASKED, tenant, 100.0, 60.0)
+        opened.append(tenant.name)
+
+    many = [asyncio.create_task(ask(Tenant("hostile"))) for _ in range(200)]
+    most = before = 0
+    guest: asyncio.Task[None] | None = None
+    while len(opened) < 200:
+        await asyncio.sleep(0)
+        unfinished = frontend._driver.dispatcher.unfinished
+        most, before = max(most, unfinished - before), unfinished
+        if guest is None and unfinished > 20:
+            guest = asyncio.create_task(ask(Tenant("guest")))
+    assert most <= SLICE // ADMISSION_COST
+    assert "guest" in opened[:60]
+    await asyncio.gather(*many)
+
+
+async def test_a_client_that_leaves_while_it_is_admitted_leaves_nothing(frontend: Frontend) -> None:
+    """At any moment: after its turn, too."""
+    for rounds in range(8):
+        tasks = [
+            asyncio.create_task(
+                frontend.open(replace(ASKED, request_id=f"{rounds}-{one}"), ANONYMOUS, 100.0, 60.0)
+            )
+            for one in range(12)
+        ]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(answer, Stream):
+                frontend.cancel(answer)
+        assert frontend._driver.dispatcher.unfinished == 0

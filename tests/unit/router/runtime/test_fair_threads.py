@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Generator
 
 import pytest
@@ -50,6 +51,31 @@ async def test_between_two_slices_the_loop_serves_others_and_tenants_take_turns(
     assert await asyncio.gather(*hostile[1:]) == ["hostile"] * 3
     assert said.count("hostile") < 4 * 50, "what was cancelled is not finished"
     streaming.cancel()
+
+
+async def test_short_jobs_of_one_moment_are_one_slice_of_a_round() -> None:
+    """Each of them would find no other job waiting."""
+    slices, rounds = LoopSlices(), Counter[int]()
+    number = 0
+
+    async def count_rounds() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            await asyncio.sleep(0)
+
+    def short() -> Generator[int, None, None]:
+        yield SLICE // 4
+        rounds[number] += 1
+
+    counting = asyncio.create_task(count_rounds())
+    await asyncio.gather(*(slices.run(HOSTILE, short()) for _ in range(100)))
+    assert max(rounds.values()) <= 4
+    # A job that comes later is not behind them.
+    at_once = number
+    await slices.run(GUEST, short())
+    assert number - at_once <= 2
+    counting.cancel()
 
 
 async def test_an_error_is_its_own_jobs_and_the_others_go_on() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from kvrelay.errors import Cancelled
 from kvrelay.messages import Abort, Refused, Reserve, RunLocal
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import SamplingParams
+from router.core.placement import Placement
 from router.core.queueing.preemption import MIN_RUN_S, PROGRESS_TOKENS, TURN_S
 from router.core.request import Request
 
@@ -72,6 +74,45 @@ def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(
     assert all(one.whole for one in hogs), (
         "a stream that gave way goes on with the tokens that it would have had"
     )
+
+
+def test_no_tenant_waits_for_the_next_search_of_another() -> None:
+    """A search without a victim is not repeated at once, but only for the tenant that made it."""
+    cluster = VirtualCluster(0, 1, slots=4)
+    for _ in range(8):
+        ask(cluster, HOG, 1200)
+    cluster.run(5.0)
+    first = ask(cluster, OTHER, 50)
+    # In vain: the other tenant has less.
+    cluster.dispatcher.pump(cluster.now)
+    second = ask(cluster, OTHER, 1)
+    assert running(cluster) == {"hog": 2, "other": 2}, "placed at its arrival"
+    cluster.settle()
+    assert first.whole
+    assert second.whole
+
+
+def test_requests_behind_a_blocked_one_of_their_tenant_cost_no_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = VirtualCluster(0, 1, slots=4)
+    for _ in range(8):
+        ask(cluster, HOG, 50)
+    searches = 0
+    decide = Placement._decide
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return decide(*arguments)
+
+    monkeypatch.setattr(Placement, "_decide", counted)
+    many = [ask(cluster, HOG, 5) for _ in range(200)]
+    for one in many[::2]:
+        cluster.cancel(one.request.request_id)
+    assert searches == 0
+    cluster.settle()
+    assert all(one.whole for one in many[1::2])
 
 
 def test_without_others_nobody_gives_way() -> None:

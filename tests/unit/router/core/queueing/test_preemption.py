@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.core.queueing.preemption import (
     MIN_RUN_S,
     PROGRESS_TOKENS,
+    SPARED_WAIT_S,
     START_RATIO,
     TURN_S,
     Preemption,
@@ -104,6 +105,12 @@ def test_who_was_preempted_stays_until_it_has_got_on() -> None:
 def test_a_slot_that_comes_free_soon_is_waited_for() -> None:
     assert preempt(WAITING, shares(full(), soon_s=0.1)) is None
     assert preempt(WAITING, shares(full(), soon_s=0.11)) is not None
+
+
+def test_a_restart_that_takes_long_is_not_spared_by_a_long_wait() -> None:
+    slow = [replace(one, start_s=30.0) for one in full()]
+    assert preempt(WAITING, shares(slow, soon_s=SPARED_WAIT_S)) is None
+    assert preempt(WAITING, shares(slow, soon_s=SPARED_WAIT_S + 0.01)) is not None
 
 
 def test_one_slot_is_taken_in_turns_by_who_was_served_less() -> None:
