@@ -14,7 +14,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
-from kvrelay.types.workers import POOLS, PoolName, Role, WorkerInfo
+from kvrelay.types.workers import POOLS, EndedWorker, PoolName, Role, WorkerInfo
 
 # A worker that dies after serving this long does not count towards the crash loop backoff.
 SETTLED_S = 5.0
@@ -43,6 +43,8 @@ class ManagedWorker:
     past_epoch: int = 0
     # Another controller owns the process, and ends it after the drain.
     foreign: bool = False
+    # Why the worker drains.
+    drain_reason: str = ""
 
 
 class ManagedWorkers:
@@ -142,6 +144,7 @@ class ManagedWorkers:
         worker.turns_to = turns_to
         if worker.draining_since is None:
             worker.draining_since = self._clock.now()
+            worker.drain_reason = reason
             log.info("worker_draining", worker=worker_id, reason=reason, turns_to=turns_to)
 
     def in_time(self) -> AbstractAsyncContextManager[None]:
@@ -186,11 +189,13 @@ class ManagedWorkers:
         await self._launcher.turn(worker_id, pool)
         await self._registry.remove_worker(worker_id, info.epoch)
 
-    async def stop(self, worker_id: str, info: WorkerInfo | None) -> None:
-        """Ends the worker's process now."""
+    async def stop(
+        self, worker_id: str, info: WorkerInfo | None, reason: str = "the controller stopped it"
+    ) -> None:
+        """Ends the worker's process now. `reason`: of a worker that does not drain."""
         worker = self.by_id.pop(worker_id)
         await self._launcher.stop(worker_id)
-        await self._forget(worker_id, worker, info)
+        await self._forget(worker_id, worker, info, reason)
 
     async def remove_dead(self, infos: Mapping[str, WorkerInfo]) -> None:
         """Removes own workers whose process has ended."""
@@ -200,10 +205,16 @@ class ManagedWorkers:
             if worker.draining_since is None:
                 self.note_death(worker)
             log.warning("worker_exited", worker=worker_id)
-            await self._forget(worker_id, worker, infos.get(worker_id))
+            await self._forget(worker_id, worker, infos.get(worker_id), "its process ended")
 
-    async def _forget(self, worker_id: str, worker: ManagedWorker, info: WorkerInfo | None) -> None:
-        """Removes the worker's entry, so that routers need not wait for its expiry."""
+    async def _forget(
+        self, worker_id: str, worker: ManagedWorker, info: WorkerInfo | None, reason: str
+    ) -> None:
+        """Removes the worker's entry, so that routers need not wait for its expiry, and publishes
+        why it ended.
+        """
+        ended = EndedWorker(worker_id, worker.drain_reason or reason, bool(worker.drain_reason))
+        await self._registry.publish_ended(ended)
         if info is not None:
             await self._registry.remove_worker(worker_id, info.epoch)
         await self._registry.clear_requests(worker_id)

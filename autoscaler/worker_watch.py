@@ -81,7 +81,7 @@ class WorkerWatch:
                         del self._workers.by_id[worker_id]
                     else:
                         self._workers.note_death(worker)
-                        await self._workers.stop(worker_id, info)
+                        await self._workers.stop(worker_id, info, "a step took too long")
                 # A pending worker waits for a node. The cluster may still be creating that node, so
                 # there is no timeout.
                 case _ if worker_id not in pending:
@@ -106,4 +106,5 @@ class WorkerWatch:
             event = "worker_silent" if was_ready else "worker_start_timeout"
             log.warning(event, worker=worker_id, missed_polls=worker.silent_polls)
             self._workers.note_death(worker)
-            await self._workers.stop(worker_id, None)
+            reason = "it was not ready in time" if not was_ready else "it sent no heartbeats"
+            await self._workers.stop(worker_id, None, reason)

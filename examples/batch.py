@@ -21,8 +21,9 @@ import kvrelay
 AT_ONCE = 16
 
 
-async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
-    """Answers numbered lines and writes the answers to `out`."""
+async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> str:
+    """Answers numbered lines and writes the answers to `out`. Returns how many there are."""
+    written = {"text": 0, "error": 0}
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
 
         async def work() -> None:
@@ -30,13 +31,11 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
             for number, line in lines:
                 try:
                     answer = await client.generate(**json.loads(line))
-                    row = {
-                        "line": number,
-                        "text": answer.text,
-                        "finish_reason": answer.finish_reason,
-                    }
+                    reason = answer.finish_reason
+                    row = {"line": number, "text": answer.text, "finish_reason": reason}
                 except (kvrelay.KvRelayError, ValueError, TypeError) as error:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
+                written["error" if "error" in row else "text"] += 1
                 out.write(json.dumps(row) + "\n")
                 # Keeps finished answers if the program is killed.
                 out.flush()
@@ -44,6 +43,7 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(work())
+    return "{text} answers and {error} errors".format(**written)
 
 
 if __name__ == "__main__":
@@ -54,7 +54,7 @@ if __name__ == "__main__":
             open(sys.argv[1], encoding="utf-8") as source,
             open(sys.argv[2], "w", encoding="utf-8") as target,
         ):
-            asyncio.run(answer_all(enumerate(source, 1), target))
+            found = asyncio.run(answer_all(enumerate(source, 1), target))
     except OSError as error:
         sys.exit(str(error))
-    print(f"The answers are in {sys.argv[2]}.")
+    print(f"{found} are in {sys.argv[2]}.")

@@ -20,6 +20,7 @@ def ask() -> str:
 
 
 def main() -> None:
+    print("Say something; an empty line ends.")
     messages: list[dict[str, str]] = [{"role": "system", "content": "You tell short stories."}]
     with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
         while line := ask():
@@ -38,5 +39,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except KeyboardInterrupt:
+        print()
     except kvrelay.KvRelayError as error:
         sys.exit(f"{type(error).__name__}: {error}")

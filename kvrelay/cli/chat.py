@@ -13,7 +13,9 @@ from rich.console import Console
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.generate import Model, Seed, Target, Temperature
+from kvrelay.cli.notes import note
 from kvrelay.cli.views import render
+from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ _HELP = """\
 /ledger       show the latency breakdown after each answer, or stop showing it
 /file FILE    send the content of a file
 /reset        begin a new conversation
-/quit         end; as Ctrl-D
+/quit         end, as /exit and Ctrl-D do
 Ctrl-C ends an answer early. Lines are kept in a history: arrow keys bring them back."""
 
 
@@ -156,10 +158,11 @@ class Conversation:
         answered: list[str] = []
         try:
             with self._client.generate(**options) as stream:
+                typed = TypedText(sys.stdout)
                 try:
                     for event in stream:
                         answered.append(event.text)
-                        print(event.text, end="", flush=True)
+                        typed.add(event.text)
                 except KeyboardInterrupt:
                     self._note("\n(ended)")
                 else:
@@ -233,4 +236,4 @@ def _save_history(file: Path | None) -> None:
     try:
         readline.write_history_file(file)
     except OSError as error:
-        print(f"kvrelay: {file}: {error.strerror}", file=sys.stderr)
+        note(f"{file}: {error.strerror}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import operator
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
+from kvrelay.cli import interrupt
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.cli.views.render import console, ledger_table, milliseconds
+from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def demo() -> None:
     from kvrelay.process.telemetry import configure_logging
 
     configure_logging("error")
-    raise typer.Exit(asyncio.run(_demo(load_config(None, OWN_CLUSTER))))
+    raise typer.Exit(interrupt.run(_demo(load_config(None, OWN_CLUSTER))))
 
 
 async def _demo(config: ClusterConfig) -> int:
@@ -95,12 +97,13 @@ async def _demo(config: ClusterConfig) -> int:
 async def _stream(
     client: AsyncClient, out: Console, title: str, shown: str, **prompt: Any
 ) -> Completion:
-    """Prints the answer as it arrives, then its path and the reason for the path."""
+    """Prints the prompt, the answer as it arrives, its path, and the reason for the path."""
     out.print(Rule(title, align="left"))
-    out.print(shown, style="dim", end=" ")
+    out.print(shown, style="dim")
+    typed = TypedText(sys.stdout)
     async with client.generate(temperature=0.0, max_tokens=96, **prompt) as stream:
         async for response in stream:
-            out.print(response.text, end="", soft_wrap=True)
+            typed.add(response.text)
         completion = await stream.result()
     out.print(f"\n[{completion.path}: {completion.why}]")
     return completion

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.views import render
+from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.ledger_json import ledger_to_json
 
@@ -116,15 +117,15 @@ def generate(
 
 
 def _print(stream: Stream) -> None:
-    """Prints the answer as it arrives. A person does not see the spaces before it, which belong
-    between the prompt and the answer.
-    """
-    begun = not sys.stdout.isatty()
+    """Prints the answer as it arrives. Tells a person why it ends in mid-sentence."""
+    text = TypedText(sys.stdout)
     for event in stream:
-        text = event.text if begun else event.text.lstrip(" ")
-        begun = begun or bool(text)
-        print(text, end="", flush=True)
+        text.add(event.text)
     print()
+    completion = stream.result()
+    if completion.finish_reason == "length" and sys.stdout.isatty():
+        count = completion.usage.completion_tokens
+        typer.echo(f"(cut at {count} tokens; --max-tokens sets the limit)", err=True)
 
 
 def _prompt(argument: str, file: Path | None) -> str:

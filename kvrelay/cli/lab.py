@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvrelay.cli import interrupt
 from kvrelay.cli.bench import progress_bars
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.cluster_options import OWN_CLUSTER
 from kvrelay.cli.loadtest.options import can_be_written
+from kvrelay.cli.notes import note
 from kvrelay.cli.views.render import console
 from kvrelay.models import resolve_model
 
@@ -67,15 +69,15 @@ def lab(
 
     configure_logging("error")
     with progress_bars() as progress:
-        figures = run_lab(Options(model, seconds), OWN_CLUSTER, progress)
+        figures = run_lab(Options(model, seconds), OWN_CLUSTER, progress, interrupt.run)
     found = experiments(figures)
     console().print(_view(found))
     write(html, lab_page(figures))
-    typer.echo(f"kvrelay: saved {html}; open it in a browser", err=True)
+    note(f"saved {html}; open it in a browser")
     if file is not None:
         content = {"figures": asdict(figures), "experiments": [asdict(one) for one in found]}
         write(file, json.dumps(content, indent=1) + "\n")
-        typer.echo(f"kvrelay: saved {file}", err=True)
+        note(f"saved {file}")
 
 
 def _view(found: tuple[Experiment, ...]) -> RenderableType:

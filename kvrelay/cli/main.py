@@ -6,9 +6,7 @@ import errno
 import io
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -39,6 +37,7 @@ from kvrelay.cli import (
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import app as loadtest
+from kvrelay.cli.notes import note
 from kvrelay.cli.plan import command as plan
 from kvrelay.cli.variables import misspelled, with_variables
 from kvrelay.errors import InvalidArgument, KvRelayError
@@ -179,16 +178,8 @@ def _fail(code: int, message: str) -> int:
         with open(path, "w") as file:
             file.write(line)
     else:
-        typer.echo(wrapped(f"kvrelay: {line}"), err=True)
+        note(line)
     return code
-
-
-def wrapped(line: str) -> str:
-    """Returns an error in lines of the terminal's width, and in one line for other readers."""
-    if not sys.stderr.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def prepare() -> None:
@@ -220,7 +211,7 @@ def main() -> None:
     # Of the commands that another one starts, that one has spoken.
     if REASON_FILE not in os.environ:
         for line in misspelled(os.environ):
-            typer.echo(wrapped(f"kvrelay: {line}"), err=True)
+            note(line)
     sys.exit(run(sys.argv[1:]))
 
 

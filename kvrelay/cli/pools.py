@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.notes import note
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
-from kvrelay.cli.views.pending_workers import are_known, room_lines
+from kvrelay.cli.views.pending_workers import are_known, room_lines, unknown_lines
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.types.workers import POOLS, PoolName
 
@@ -36,7 +37,8 @@ def scale(
     """Set the number of workers of one or both pools.
 
     Prints the new sizes. The command then waits up to 10 s until the new workers start, and warns
-    on stderr if some find no room. Those start as soon as there is room.
+    on stderr if some find no room. Those start as soon as there is room. A decode pool has at least
+    one worker.
 
     Example: kvrelay scale prefill=2 decode=4
     """
@@ -54,7 +56,7 @@ def scale(
             if pool in wanted and size >= before.get(pool, 0)
         }
         for line in _without_room(client, growing) if growing else ():
-            typer.echo(f"kvrelay: {line}", err=True)
+            note(line)
 
 
 def _without_room(client: AdminClient, sizes: Mapping[PoolName, int]) -> list[str]:
@@ -71,7 +73,7 @@ def _without_room(client: AdminClient, sizes: Mapping[PoolName, int]) -> list[st
         except KvRelayError:
             # The sizes are set, whatever happens to this connection.
             return []
-    return list(room_lines(status, sizes))
+    return [*room_lines(status, sizes), *unknown_lines(status, sizes)]
 
 
 def drain(
@@ -85,7 +87,8 @@ def drain(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Stop a worker after its running requests have finished.
+    """Stop a worker after its running requests have finished. A successor starts; `kvrelay scale`
+    makes a pool smaller.
 
     Example: kvrelay drain decode-1
     """
@@ -122,7 +125,10 @@ def restart(
     from kvrelay.client.connection import Connection
 
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
-        progress = RestartProgress(client.restart(*(names or ())))
+        restarting = client.restart(*(names or ()))
+        if not restarting:
+            note("there is no such worker to restart")
+        progress = RestartProgress(restarting)
         for status in client.watch(0.5):
             for line in progress.news(status):
                 print(line, flush=True)

@@ -18,6 +18,7 @@ from kvrelay.cli.bench_options import (
 )
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest.options import can_be_written
+from kvrelay.cli.notes import note
 from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def profile(
     console().print(_view(found))
     if file is not None:
         write(file, json.dumps(found.to_json(), indent=1) + "\n")
-        typer.echo(f"kvrelay: saved {file}", err=True)
+        note(f"saved {file}")
 
 
 def _view(found: Profile) -> RenderableType:

@@ -27,6 +27,7 @@ from kvrelay.cli.cluster_options import (
     effective_config,
 )
 from kvrelay.cli.entry import INTERRUPTED
+from kvrelay.cli.notes import wrapped
 from kvrelay.errors import ConfigError, InvalidArgument
 
 
@@ -157,7 +158,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
         if log_path is not None and not removed_if_empty(log_path):
             refusal.add_note(f"The log is in {log_path}")
         raise refusal
-    print(cluster.endpoints, flush=True)
+    print(wrapped(str(cluster.endpoints), sys.stdout), flush=True)
     if log_path is not None:
         print_next_steps(console, config, cluster.endpoints, log_path)
     reporting = asyncio.create_task(report_changes(cluster, console)) if on_screen else None

@@ -24,7 +24,7 @@ from kvrelay.compiler.compiled import is_compiled
 from kvrelay.config.listen import ListenConfig
 from kvrelay.models import DEMO, TOKENIZER_FILE, has_tokenizer
 from kvrelay.planning.quantity import size
-from kvrelay.types.workers import POOLS, PoolName
+from kvrelay.types.workers import POOLS, EndedWorker, PoolName
 
 if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
@@ -100,7 +100,7 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
         await asyncio.sleep(_WATCH_S)
         after = await cluster.worker_states()
         # Empty while Redis does not answer.
-        lines = list(changes(before, after)) if after else []
+        lines = list(changes(before, after, await cluster.ended_workers())) if after else []
         if cluster.controller_deaths > deaths:
             deaths = cluster.controller_deaths
             lines.append(_CONTROLLER_GONE)
@@ -109,13 +109,21 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
         before = after or before
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yields a line for each worker that served and is gone, or serves since."""
+def changes(
+    before: Mapping[str, str], after: Mapping[str, str], ended: Mapping[str, EndedWorker]
+) -> Iterator[str]:
+    """Yields a line for each worker that served and has ended, or serves since. `ended`: what the
+    controller says of workers that have ended.
+    """
     for worker, state in sorted(before.items()):
-        if worker not in after and state == "draining":
-            yield f"{worker} has stopped"
-        elif worker not in after and state == "ready":
-            yield f"{worker} is gone; `kvrelay status` and the log say why"
+        if worker in after or state not in ("ready", "draining"):
+            continue
+        end = ended.get(worker)
+        if end is not None and end.drained:
+            yield f"{worker} has stopped: {end.reason}"
+        else:
+            reason = "" if end is None else f": {end.reason}"
+            yield f"{worker} is gone{reason}; the log has more"
     for worker, state in sorted(after.items()):
         if state == "ready" and before.get(worker) != "ready":
             yield f"{worker} serves"

@@ -13,6 +13,7 @@ import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest import options
+from kvrelay.cli.notes import note
 from kvrelay.cli.views import render
 from kvrelay.errors import InvalidArgument
 
@@ -186,7 +187,7 @@ def _failures_exit() -> Iterator[None]:
     try:
         yield
     except InvalidArgument as error:
-        typer.echo(f"kvrelay: {' '.join(error.message.split())}", err=True)
+        note(" ".join(error.message.split()))
         raise typer.Exit(1) from None
 
 
@@ -226,7 +227,8 @@ def _sweep(
         found.append(one)
         if best is None or one.goodput > best[0]:
             best = one.goodput, report
-    render.console().print(sweep_view(found))
+    out = render.console()
+    out.print(sweep_view(found, out.width))
     document = sweep_to_json(found, inputs.load.options())
     if file is not None:
         write(file, json.dumps(document, allow_nan=False) + "\n")
@@ -240,7 +242,7 @@ def _sweep(
 def _saved(*files: Path | None) -> None:
     for path in files:
         if path is not None:
-            typer.echo(f"kvrelay: saved {path}", err=True)
+            note(f"saved {path}")
 
 
 def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:

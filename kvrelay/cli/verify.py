@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvrelay.cli import interrupt
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.cluster_options import OWN_CLUSTER, Config, Model
 from kvrelay.cli.output_options import PrintJson
@@ -64,7 +64,7 @@ def verify(
             task = bars.add_task(what, total=total)
             return lambda: bars.advance(task)
 
-        report = asyncio.run(run(loaded, requests, progress))
+        report = interrupt.run(run(loaded, requests, progress))
     if as_json:
         print(json.dumps(report.as_dict()))
     else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvrelay.bench.environment import model_folder
 from kvrelay.bench.run import Progress
@@ -33,12 +34,18 @@ class Options:
     seconds: float = 90.0
 
 
-def run_lab(options: Options, overrides: Mapping[str, object], progress: Progress) -> LabFigures:
+def run_lab(
+    options: Options,
+    overrides: Mapping[str, object],
+    progress: Progress,
+    run: Callable[[Coroutine[Any, Any, NeighbourFigures]], NeighbourFigures] = asyncio.run,
+) -> LabFigures:
     """Measures everything. An experiment that this machine or model cannot run is left out with
     its reason; the first one must run.
 
-    overrides: of the cluster's configuration. Raises InvalidArgument for the model, Unavailable if
-    the engine cannot run it, and FailedPrecondition if its context is too short.
+    overrides: of the cluster's configuration. run: as asyncio.run. Raises InvalidArgument for the
+    model, Unavailable if the engine cannot run it, and FailedPrecondition if its context is too
+    short.
     """
     path = model_folder(options.model)
     engine = measure_engine(path, "auto", _ENGINE * options.seconds, progress)
@@ -57,9 +64,7 @@ def run_lab(options: Options, overrides: Mapping[str, object], progress: Progres
         for form in FORMS:
             config = cluster_form(form, {**overrides, "model.path": path})
             found.append(
-                asyncio.run(
-                    measure_neighbour(config, form, engine.vocab_size, prompt_tokens, seconds)
-                )
+                run(measure_neighbour(config, form, engine.vocab_size, prompt_tokens, seconds))
             )
             done()
         neighbour = tuple(found)

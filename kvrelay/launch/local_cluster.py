@@ -28,6 +28,7 @@ from kvrelay.models import is_on_hub, resolve_model
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
+from kvrelay.types.workers import EndedWorker
 
 _START_TIMEOUT_S = 300.0
 # For an existing Ray cluster, which may have to add nodes first.
@@ -149,6 +150,16 @@ class LocalCluster:
             async with await Registry.connect(self._config.redis.url) as registry:
                 waiting = {one.worker_id: "waits for room" for one in await registry.pending()}
                 return waiting | {one.worker_id: one.state for one in await registry.workers()}
+        except Unavailable:
+            return {}
+
+    async def ended_workers(self) -> dict[str, EndedWorker]:
+        """Returns the workers that have ended in the last minute; empty without Redis."""
+        if self._config.redis.url == "embedded":
+            return {}
+        try:
+            async with await Registry.connect(self._config.redis.url) as registry:
+                return {one.worker_id: one for one in await registry.ended()}
         except Unavailable:
             return {}
 

@@ -86,8 +86,9 @@ class Profile:
                 )
             return cls(StepCostModel.from_json(document), kv_token_bytes, 2**20, 2**15)
         if found != FORMAT:
+            what = "" if found is None else f": its format is {found!r:.60}"
             raise InvalidArgument(
-                f"not a profile: the format is {found!r:.60}; expected {FORMAT} or {COSTS_FORMAT}",
+                f"not a profile{what}; give a file that `kvrelay profile --json` wrote",
                 field="format",
             )
         values = {name: value for name, value in document.items() if name != "format"}

@@ -110,9 +110,10 @@ class StepCostModel:
     def from_json(cls, document: object) -> StepCostModel:
         """Reads what `to_json` returned. Raises InvalidArgument."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            found = document.get("format") if isinstance(document, dict) else document
+            found = document.get("format") if isinstance(document, dict) else None
+            what = "" if found is None else f" of the format {found!r:.60}"
             raise InvalidArgument(
-                f"not step costs: the format is {found!r:.60}; expected {FORMAT}", field="format"
+                f"not step costs{what}; expected is the format {FORMAT}", field="format"
             )
         values = {name: value for name, value in document.items() if name != "format"}
         if unknown := values.keys() - _NAMES:

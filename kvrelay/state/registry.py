@@ -6,6 +6,7 @@ restore all of it.
     kvrelay:controller:ID                  heartbeat of a controller, leading or not
     kvrelay:pending:ID                     heartbeat for a worker that no node has room for
     kvrelay:standby:ID                     heartbeat of a worker without a pool
+    kvrelay:ended:ID                       why a worker has ended, for a minute
     kvrelay:changes                        channel: the state of a worker has changed
     kvrelay:leader                         hash: the controllers' lease: owner, term, beat
     kvrelay:desired                        hash: pool -> desired number of workers
@@ -39,13 +40,22 @@ from kvrelay.types.control_plane import (
     RouterLoad,
     ScalingDecision,
 )
-from kvrelay.types.workers import POOLS, PendingWorker, PoolName, Role, StandbyWorker, WorkerInfo
+from kvrelay.types.workers import (
+    POOLS,
+    EndedWorker,
+    PendingWorker,
+    PoolName,
+    Role,
+    StandbyWorker,
+    WorkerInfo,
+)
 
 _DECISIONS_KEPT = 100
 _EPOCH = "kvrelay:epoch"
 _WORKER = "kvrelay:worker:"
 _PENDING = "kvrelay:pending:"
 _STANDBY = "kvrelay:standby:"
+_ENDED = "kvrelay:ended:"
 _CHANGES = "kvrelay:changes"
 _ROUTER = "kvrelay:router:"
 _CONTROLLER = "kvrelay:controller:"
@@ -180,6 +190,14 @@ class Registry(RegistryValues):
     async def standbys(self) -> tuple[StandbyWorker, ...]:
         """Returns the standby workers with a live heartbeat, by id."""
         return await self._heartbeats(_STANDBY, StandbyWorker, attrgetter("worker_id"))
+
+    async def publish_ended(self, worker: EndedWorker, ttl_s: float = 60.0) -> None:
+        """Writes for `ttl_s` seconds why a worker has ended."""
+        await self._publish(_ENDED + worker.worker_id, worker, ttl_s)
+
+    async def ended(self) -> tuple[EndedWorker, ...]:
+        """Returns the workers that have ended in the last minute, by id."""
+        return await self._heartbeats(_ENDED, EndedWorker, attrgetter("worker_id"))
 
     async def announce_change(self) -> None:
         """Notifies routers that the entry of a worker has changed."""

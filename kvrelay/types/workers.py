@@ -204,3 +204,13 @@ class PendingWorker:
     pool: Role
     # The missing resources.
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWorker:
+    """A worker that has ended lately."""
+
+    worker_id: str
+    reason: str
+    # Whether the controller ended it after a drain.
+    drained: bool

@@ -11,6 +11,7 @@ from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import options
+from kvrelay.cli.notes import note
 from kvrelay.cli.views import render
 
 if TYPE_CHECKING:
@@ -287,10 +288,10 @@ def _dead(rate: float, report: Report) -> str:
 
 def _exit(complaints: list[str], interrupted: bool, *written: Path | None) -> None:
     for one in complaints:
-        typer.echo(f"kvrelay: {one}", err=True)
+        note(one)
     for path in written:
         if path is not None:
-            typer.echo(f"kvrelay: saved {path}", err=True)
+            note(f"saved {path}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if complaints:

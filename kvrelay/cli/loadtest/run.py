@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrelay.cli.loadtest.options import Load
+from kvrelay.cli.notes import note
 from kvrelay.client.connection import Connection
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.measure import Run, measure
@@ -117,7 +118,7 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Eve
         settings.target, settings.timeout, settings.admin, settings.metrics, settings.connection
     ) as target:
         if target.note:
-            Console(stderr=True, markup=False, highlight=False).print(f"kvrelay: {target.note}")
+            note(target.note)
         loop.add_signal_handler(signal.SIGINT, interrupted)
         try:
             yield target, stop

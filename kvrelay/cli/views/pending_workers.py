@@ -73,5 +73,17 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
             )
 
 
+def unknown_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:
+    """Yields a line per pool with wanted workers that have neither started nor found no room."""
+    for pool in status.pools:
+        wanted = sizes.get(pool.name, 0)
+        known = len(pool.workers) + len(_waiting(status, pool.name))
+        if known < wanted:
+            yield (
+                f"{pool.name}: {len(pool.workers)} of {wanted} workers have started so far; "
+                "`kvrelay status` shows the others"
+            )
+
+
 def _waiting(status: ClusterStatus, pool: PoolName) -> list[PendingWorker]:
     return [worker for worker in status.pending if worker.pool == pool]

@@ -14,15 +14,22 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from kvrelay.simulation.sweep import SweepPoint, pareto
 
+# Columns of the table with one line per point; names are longer in some sweeps.
+_WIDE = 120
 
-def sweep_view(points: Sequence[SweepPoint]) -> RenderableType:
-    """Returns a table with one line per point; points that no other point beats have a mark.
-    Latencies are in milliseconds.
+
+def sweep_view(points: Sequence[SweepPoint], width: int) -> RenderableType:
+    """Returns a table of the points in `width` columns: a line for each, or two in few columns.
+    Points that no other point beats have a mark. Latencies are in milliseconds.
     """
     best = {one.name for one in pareto(points)}
+    meaning = "Pareto: no other point has more goodput at the same or a lower cost."
+    if width < _WIDE:
+        return Group(*(_paragraph(one, one.name in best) for one in points), meaning)
     table = Table(title="milliseconds", title_justify="left")
     table.add_column("point")
     counts = ("workers", "goodput/s", "within SLOs", "cached", "failed")
@@ -40,7 +47,23 @@ def sweep_view(points: Sequence[SweepPoint]) -> RenderableType:
             *(_ms(one, name, column) for name in ("TTFT", "ITL") for column in ("median", "p99")),
             "yes" if one.name in best else "",
         )
-    return Group(table, "Pareto: no other point has more goodput at the same or a lower cost.")
+    return Group(table, meaning)
+
+
+def _paragraph(point: SweepPoint, is_best: bool) -> Text:
+    text = Text(point.name, style="bold")
+    text.append(" (Pareto)" if is_best else "", style="not bold")
+    latencies = ", ".join(
+        f"{name} {_ms(point, name, 'median')} and {_ms(point, name, 'p99')}"
+        for name in ("TTFT", "ITL")
+    )
+    text.append(
+        f"\n  {point.goodput:.2f} requests/s within SLOs ({point.good_share:.0%}), "
+        f"{point.cost:.2f} workers, {point.cached_share:.1%} cached, {point.failed} failed"
+        f"\n  ms at p50 and p99: {latencies}",
+        style="not bold",
+    )
+    return text
 
 
 def _ms(point: SweepPoint, name: str, column: str) -> str:

@@ -20,7 +20,7 @@ def verify_view(report: Report, width: int) -> RenderableType:
     """Renders a report in `width` columns: a table, or a paragraph per path in few columns. The
     verdict is the last line.
     """
-    title = f"{report.requests} requests, {report.dtype}"
+    title = f"{report.requests} requests on each path, {report.dtype}"
     if width < _WIDE:
         return Group(title, *(Text(_paragraph(path)) for path in report.paths), verdict(report))
     table = Table(title=title, title_justify="left")
@@ -49,7 +49,8 @@ def verdict(report: Report) -> str:
 
 
 def _paragraph(path: PathReport) -> str:
-    parts = [f"{path.path}: {path.identical} of {path.compared} identical with {path.expected}"]
+    counts = f"{path.identical} of {path.compared} answers identical"
+    parts = [f"{path.path}: {counts} (with {path.expected})"]
     if path.differences:
         parts.append(f"first difference: {_first_difference(path)}")
         parts.append(f"median logit margin: {_margin(path)}")

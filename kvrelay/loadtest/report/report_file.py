@@ -42,6 +42,20 @@ def load(file: Path) -> Report | Sweep:
     """
     try:
         document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except OSError as error:
+        raise InvalidArgument(f"{file}: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        document = None
+    except ValueError as error:
+        raise InvalidArgument(
+            f"{file}: not a report of `kvrelay loadtest --json`: {error}"
+        ) from None
+    if not isinstance(document, dict) or "format" not in document:
+        raise InvalidArgument(
+            f"{file}: not a report of `kvrelay loadtest --json`; give a file that `run --json` or "
+            "`sweep --json` wrote"
+        )
+    try:
         if document["format"] == SWEEP_FORMAT:
             return sweep_from_json(document)
         if document["format"] != FORMAT:
@@ -49,8 +63,6 @@ def load(file: Path) -> Report | Sweep:
                 f"the format is {document['format']!r}; expected {FORMAT} or {SWEEP_FORMAT}"
             )
         return report_from_json(document)
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {error.strerror}") from error
     except (
         AttributeError,
         KeyError,

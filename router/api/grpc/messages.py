@@ -108,14 +108,19 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
 
 async def _answer(handler: Any, read: Read, context: grpc.aio.ServicerContext) -> None:
     """Serves a call of a method that takes one message."""
-    message = await read(context)
-    if message is None:
-        raise InvalidArgument("the method requires one message, and the call has none")
     method = handler.unary_stream if handler.response_streaming else handler.unary_unary
-    answer = await method(message, context)
+    # This frame must not hold the message: gRPC keeps the frames of an abort.
+    answer = await method(await _required(read, context), context)
     # None means that the method streams its answers by itself.
     if answer is not None:
         await context.write(answer)
+
+
+async def _required(read: Read, context: grpc.aio.ServicerContext) -> Any:
+    """Returns the message of a call. Raises InvalidArgument without one."""
+    if (message := await read(context)) is None:
+        raise InvalidArgument("the method requires one message, and the call has none")
+    return message
 
 
 async def _exchange(handler: Any, read: Read, context: grpc.aio.ServicerContext) -> None:

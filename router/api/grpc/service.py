@@ -8,7 +8,6 @@ import grpc
 
 from kvrelay.clock import Clock
 from kvrelay.errors import DeadlineExceeded, KvRelayError
-from kvrelay.wire import status
 from kvrelay.wire.inference import (
     GenerateRequest,
     InferenceServiceServicer,
@@ -35,14 +34,15 @@ class InferenceService(InferenceServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Streams the responses of one request. Cancels the request when the call ends. Aborts with
-        the status of the KvRelayError, or DEADLINE_EXCEEDED if the client reads too slowly.
+        """Streams the responses of one request. Cancels the request when the call ends. Raises the
+        request's KvRelayError, and DeadlineExceeded if the client reads too slowly. `GrpcMessages`
+        aborts the call, outside of this frame: gRPC keeps the frames of an abort.
         """
         try:
             await self._answer(request_from_proto(request), context)
-        except KvRelayError as error:
+        except KvRelayError:
             self._waiting_room.refused(caller.get().name)
-            await status.abort(context, error)
+            raise
 
     async def _answer(self, request: GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Writes the responses. Raises the request's KvRelayError, and DeadlineExceeded if the

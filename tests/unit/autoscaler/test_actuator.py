@@ -22,7 +22,7 @@ from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
-from kvrelay.types.workers import PendingWorker, WorkerInfo, WorkerLoad
+from kvrelay.types.workers import EndedWorker, PendingWorker, WorkerInfo, WorkerLoad
 
 
 @pytest.fixture
@@ -167,6 +167,26 @@ async def test_a_death_while_draining_is_no_reason_to_wait(cluster: Cluster) -> 
     await cluster.fleet.die("decode-2")
     assert await cluster.tick() == ["decode-3", "decode-4", "prefill-0"], (
         "that was the first unexpected one"
+    )
+
+
+async def test_why_workers_ended_is_told_for_a_while(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    await cluster.fleet.die("prefill-0")
+    await cluster.registry.set_desired({"decode": 1})
+    await cluster.tick(4)
+    assert await cluster.registry.ended() == (
+        EndedWorker("decode-1", "the pool is wanted at 1", drained=True),
+        EndedWorker("prefill-0", "its process ended", drained=False),
+    )
+    await cluster.registry._call("DEL", "kvrelay:ended:decode-1", "kvrelay:ended:prefill-0")
+    cluster.fleet.workers["decode-0"].info = dataclasses.replace(
+        cluster.fleet.workers["decode-0"].info, state="stuck"
+    )
+    await cluster.fleet.beat()
+    await cluster.tick()
+    assert await cluster.registry.ended() == (
+        EndedWorker("decode-0", "a step took too long", drained=False),
     )
 
 

@@ -315,6 +315,17 @@ def test_scale_says_how_many_workers_have_no_room(capsys: Output) -> None:
     assert out.count("pending") == 1
 
 
+def test_scale_says_that_very_many_workers_are_not_known_yet(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.cli.pools.LOOK_S", 0.1)
+    with serving(GrowingCluster(0)) as admin:
+        assert run(["scale", "decode=99", "--admin", admin]) == 0
+    assert capsys.readouterr().err == (
+        "kvrelay: decode: 1 of 99 workers have started so far; `kvrelay status` shows the others\n"
+    )
+
+
 def test_scale_down_ignores_workers_that_were_pending_before(capsys: Output) -> None:
     cluster = GrowingCluster(98)
     cluster.statuses = 2

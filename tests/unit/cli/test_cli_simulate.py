@@ -64,6 +64,20 @@ def test_a_sweep_writes_all_points_and_a_page(tmp_path: Path, profile: str) -> N
     assert "paretoPlot" in html.read_text()
 
 
+def test_a_sweep_fits_a_usual_terminal(
+    profile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["--sweep", "pools=0:1,1:1", "--sweep", "prefill.chunk_tokens=256,512"]
+    assert run(["simulate", "--profile", profile, *COUNT, *arguments]) == 0
+    shown = capsys.readouterr().out
+    for pools in ("0:1", "1:1"):
+        for tokens in (256, 512):
+            assert f"pools={pools} prefill.chunk_tokens={tokens}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 def test_a_wrong_point_stops_a_sweep_before_its_first_simulation(
     profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

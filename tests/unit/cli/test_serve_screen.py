@@ -16,6 +16,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
 from kvrelay.tokenizer.tokenizer import Tokenizer
+from kvrelay.types.workers import EndedWorker
 
 USUAL = Endpoints("127.0.0.1:50051", "http://127.0.0.1:8000", "127.0.0.1:50052")
 OTHERS = Endpoints("127.0.0.1:7001", "http://127.0.0.1:7002", "127.0.0.1:7003")
@@ -118,11 +119,20 @@ def test_changes_are_told() -> None:
         "decode-0": "ready",
         "decode-1": "draining",
         "decode-2": "starting",
+        "decode-4": "ready",
+        "decode-5": "ready",
     }
     after = {"prefill-0": "ready", "decode-2": "ready", "decode-3": "starting"}
-    assert list(changes(before, after)) == [
-        "decode-0 is gone; `kvrelay status` and the log say why",
-        "decode-1 has stopped",
+    ended = (
+        EndedWorker("decode-0", "its process ended", drained=False),
+        EndedWorker("decode-1", "the pool is wanted at 2", drained=True),
+        EndedWorker("decode-4", "an operator asked for it", drained=True),
+    )
+    assert list(changes(before, after, {one.worker_id: one for one in ended})) == [
+        "decode-0 is gone: its process ended; the log has more",
+        "decode-1 has stopped: the pool is wanted at 2",
+        "decode-4 has stopped: an operator asked for it",
+        "decode-5 is gone; the log has more",
         "decode-2 serves",
     ]
-    assert list(changes(after, after)) == []
+    assert list(changes(after, after, {})) == []

@@ -39,11 +39,11 @@ def test_all_of_it_is_shown_whole(width: int) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
     if width < 140:
         text = " ".join(out.getvalue().split())
-        assert "local: 64 of 64 identical with transformers' generate disagg" in text
+        assert "local: 64 of 64 answers identical (with transformers' generate) disagg" in text
         assert (
-            "disaggregated over shm: 63 of 64 identical with the local path; first difference: a "
-            "long prompt, sampled [b]: token 17 is None, not 4; median logit margin: 0.2500; 12 "
-            "requests were on the killed worker"
+            "disaggregated over shm: 63 of 64 answers identical (with the local path); first "
+            "difference: a long prompt, sampled [b]: token 17 is None, not 4; median logit "
+            "margin: 0.2500; 12 requests were on the killed worker"
         ) in text
         # Words are whole, so no line is a narrow column.
         assert min(len(line) for line in lines[1:-1]) > 12

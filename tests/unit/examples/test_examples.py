@@ -69,7 +69,8 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     rows[8] = {"prompt": "x", "no_such_option": 1}
     source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
-    run(environment, "batch.py", str(source), str(target))
+    shown = run(environment, "batch.py", str(source), str(target))
+    assert shown == f"18 answers and 2 errors are in {target}.\n"
     answers = sorted(
         (json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"]
     )

@@ -36,8 +36,8 @@ def test_step_costs_need_the_size_of_a_token() -> None:
     [
         ("", "not a profile"),
         ("[" * 100_000, "not a profile"),
-        ("[]", "the format is None"),
-        (json.dumps(document(format="x")), "the format is 'x'"),
+        ("[]", "not a profile; give a file"),
+        (json.dumps(document(format="x")), "its format is 'x'"),
         (json.dumps(document(kv_token_bytes=0)), "kv_token_bytes is 0"),
         (json.dumps(document(kv_token_bytes=True)), "kv_token_bytes is True"),
         (json.dumps(document(vocab_size=1.5)), "vocab_size is 1.5"),

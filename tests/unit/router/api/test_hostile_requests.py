@@ -145,6 +145,25 @@ async def test_messages_over_grpc(attacked: Attacked) -> None:
         assert attacked.stalls.counts.worst_cpu_s < MOST_CPU_S, name
 
 
+@pytest.mark.parametrize("name", GRPC_MESSAGES)
+async def test_a_refused_message_is_not_kept(attacked: Attacked, name: str) -> None:
+    """Until the garbage collector comes by: it may take long, and stops the event loop for all that
+    it finds.
+    """
+    data = await asyncio.to_thread(GRPC_MESSAGES[name], MIB)
+    await asyncio.to_thread(called, attacked, data)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await asyncio.to_thread(called, attacked, data)
+        kept = [one for one in gc.get_objects() if isinstance(one, pb.GenerateRequest)]
+    finally:
+        gc.enable()
+    # The router may not have left the last call yet.
+    assert len(kept) <= 1
+
+
 @pytest.mark.long
 async def test_many_bodies_of_each_size_below_the_bounds(attacked: Attacked) -> None:
     """The largest that were parsed at once, when the size of a body decided where it was parsed."""

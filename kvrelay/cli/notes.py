@@ -1,0 +1,23 @@
+"""Notes of kvrelay itself, on stderr beside a command's output."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from typing import TextIO
+
+import typer
+
+
+def note(text: str) -> None:
+    """Prints a note on stderr. On a terminal, words stay whole."""
+    typer.echo(wrapped(f"kvrelay: {text}", sys.stderr), err=True)
+
+
+def wrapped(line: str, file: TextIO) -> str:
+    """Returns a line in lines of the terminal's width, and as it is for other files."""
+    if not file.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
