@@ -33,7 +33,7 @@ from router.runtime.loop_slices import SLICE, LoopSlices
 from router.runtime.stream import Stream, TokenSink
 
 # Cost of an admission on the event loop, in the unit of LoopSlices.
-ADMISSION_COST = SLICE // 4
+ADMISSION_COST = SLICE // 2
 
 
 class Frontend:

@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "a body is parsed in slices",
         "router/runtime/loop_slices.py",
-        "while cost < SLICE:",
+        "while cost < most:",
         "while True:",
         (
             "unit/router/runtime/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",

@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "the queue is bounded",
         "router/core/admission.py",
-        "if len(self._queue) < self._max_queue:",
+        "if not self._queue or len(self._queue) + requests <= self._max_queue:",
         "if True:",
         (
             "unit/router/core/test_dispatcher.py::test_full_queue_refuses",

@@ -66,6 +66,31 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "nobody waits long to spare a restart",
+        PREEMPTION,
+        "min(SPARED_WAIT_S, max(one.start_s or 0.0 for one in victims))",
+        "max(one.start_s or 0.0 for one in victims)",
+        (
+            "unit/router/core/queueing/test_preemption.py::test_a_restart_that_takes_long_is_not_spared_by_a_long_wait",
+        ),
+    ),
+    Mutant(
+        "admissions are slices of the event loop's rounds",
+        "router/frontend/frontend.py",
+        "await self._slices.run(admitted.tenant, steps())",
+        "list(steps())",
+        (
+            "unit/router/frontend/test_frontend.py::test_requests_of_one_moment_are_admitted_a_few_in_each_round",
+        ),
+    ),
+    Mutant(
+        "clients that leave without an answer are charged",
+        "router/api/http/pacing.py",
+        "if not (served or poll):",
+        "if False:",
+        ("unit/router/api/test_pacing.py::test_clients_that_leave_before_an_answer_are_charged",),
+    ),
+    Mutant(
         "a tenant takes no slot that it would have to give back",
         QUEUE,
         "return [one for one in shares if one.running / one.tenant.weight < least]",

@@ -17,7 +17,7 @@ HANDSHAKE_S = 10.0
 MAX_HANDSHAKES = 256
 BACKLOG = 2048
 # Connections accepted per event loop round.
-PER_ROUND = 8
+PER_ROUND = 2
 # Pause after a failed accept. The usual cause is a lack of file descriptors.
 PAUSE_S = 0.5
 
