@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="kvrelay", standalone_mode=False)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
-        where = context.command_path if context else "kvrelay"
+        where = context.command_path if context else _command_of(arguments)
         message = cast(Any, error).format_message().rstrip(".")
         for noise, said in _NOISE:
             message = re.sub(noise, said, message)
@@ -167,6 +167,18 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Returns the command that the arguments begin with, as its help names it."""
+    names = ["kvrelay"]
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        names.append(word)
+    return " ".join(names)
 
 
 def _fail(code: int, message: str) -> int:

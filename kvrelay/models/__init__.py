@@ -25,9 +25,10 @@ def resolve_model(path: str) -> str:
     if path and Path(path).is_dir():
         _check_folder(path)
         return path
-    if _HUB_ID.fullmatch(path):
+    is_file = Path(path).is_file()
+    if _HUB_ID.fullmatch(path) and not is_file:
         return path
-    found = "it is a file, not a folder" if Path(path).is_file() else "there is no such folder"
+    found = "it is a file, not a folder" if is_file else "there is no such folder"
     raise NotFound(
         f"model {path!r}: {found}; allowed are 'demo' (bundled), the path of an existing model "
         "folder, or a Hugging Face hub id such as 'org/name'",

@@ -66,6 +66,7 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         ("serve --decode 99999", ("--decode", "must be at most 1024, not 99999")),
         ("loadtest run --rate nan", ("--rate 'nan'", "rates must be 0 or more")),
         ("serve --nonsense", ("--nonsense", "; see kvrelay serve --help")),
+        ("loadtest run --json", ("requires an argument; see kvrelay loadtest run --help",)),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(

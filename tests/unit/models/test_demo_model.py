@@ -239,7 +239,11 @@ class TestResolveModel:
         with pytest.raises(NotFound, match=f"{name} is not a regular file"):
             resolve_model(str(tmp_path))
 
-    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "model.gguf").touch()
-        with pytest.raises(NotFound, match="it is a file, not a folder"):
-            resolve_model(str(tmp_path / "model.gguf"))
+    def test_a_file_is_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "model.gguf").touch()
+        monkeypatch.chdir(tmp_path)
+        # The second looks like an id of the hub.
+        for name in (str(tmp_path / "folder" / "model.gguf"), "folder/model.gguf"):
+            with pytest.raises(NotFound, match="it is a file, not a folder"):
+                resolve_model(name)
