@@ -35,6 +35,10 @@ RECEIVE_BYTES = 64 * 2**10
 MAX_CONNECTIONS = 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # gRPC would receive megabytes of each call before anything reads its message. Without this,
+    # hundreds of connections filled gigabytes, also without a valid token.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", RECEIVE_BYTES),
     # A port that is in use is an error.
     ("grpc.so_reuseport", 0),
     # Keepalive detects a client that vanished, and ends its requests.

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TextIO
 
 from rich.cells import cell_len
 
 _TAB = 8
+# Characters that would move the cursor, change the terminal or reorder what it shows.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TypedText:
     """Prints a text as it arrives. On a terminal, a word that does not fit its line moves to the
     next line, and the spaces before the first word are left out: they belong between a prompt and
-    its answer.
+    its answer. Control characters of the text are shown as replaced there.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         # 0: unknown, or the file is no terminal.
         self._width = _usable_width(file)
-        self._begun = not file.isatty()
+        self._is_terminal = file.isatty()
+        self._begun = not self._is_terminal
         self._column = 0
         self._word = ""
 
     def add(self, text: str) -> None:
         """Prints the next piece of the text."""
+        if self._is_terminal:
+            text = _CONTROLS.sub(_REPLACEMENT, text.replace("\r", ""))
         if not self._begun:
             text = text.lstrip(" ")
             self._begun = bool(text)

@@ -12,7 +12,7 @@ from kvrelay.tenants import Tenant
 from router.core.queueing.fair_order import FairOrder
 
 # Each message has at most 4 MiB.
-SLOTS = 64
+SLOTS = 32
 # After this time, a message can be evicted for a tenant with fewer slots.
 SLOW_S = 1.0
 # Slots for calls without a token, and the time of each.

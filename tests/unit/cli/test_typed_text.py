@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,18 @@ def test_words_stay_whole_and_nothing_is_lost(
 def test_a_word_moves_to_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["  Ruby and Os", "car laug", "hed. Th", "e end"]
     assert typed(pieces, 12, monkeypatch) == ["Ruby and ", "Oscar ", "laughed. The", "end"]
+
+
+@given(st.text(), st.integers(0, 30))
+def test_a_text_does_not_control_the_terminal(text: str, width: int) -> None:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typed_text, "_usable_width", lambda file: width)
+        patch.setattr(out, "isatty", lambda: True)
+        TypedText(out).add(f"a{text}\x1b[2J\x1b]0;title\x07\x9b\u202eb")
+    left = _CODE.sub("", out.getvalue())
+    assert not [one for one in left if unicodedata.category(one) == "Cc" and one not in "\n\t"]
+    assert "\u202e" not in left
 
 
 def test_a_terminal_of_unknown_width_wraps_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
