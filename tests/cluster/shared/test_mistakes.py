@@ -37,7 +37,7 @@ MISTAKES = [
     ("loadtest run --num-requests 1 --target {http}", 1, HTTP),
     ("loadtest run --num-requests 1 --target http://{grpc}", 1, "is that the HTTP port"),
     ("generate hi --target http://{http}", 2, "give HOST:PORT without http://"),
-    ("generate hi --target localhost", 2, "give HOST:PORT of the gRPC port"),
+    ("generate hi --target localhost", 2, "give HOST:PORT without http://"),
     ("generate hi --target nowhere.invalid:1", 1, "no host has that name; give HOST:PORT"),
     ("generate hi --target {grpc} --tls-ca {ca}", 1, "the server speaks no TLS: leave out the CA"),
     ("generate hi --target {grpc} --tls-ca {junk}", 2, "contains no PEM certificate"),
