@@ -99,8 +99,9 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
     while True:
         await asyncio.sleep(_WATCH_S)
         after = await cluster.worker_states()
+        ended = await cluster.ended_workers() if before.keys() - after.keys() else {}
         # Empty while Redis does not answer.
-        lines = list(changes(before, after, await cluster.ended_workers())) if after else []
+        lines = list(changes(before, after, ended)) if after else []
         if cluster.controller_deaths > deaths:
             deaths = cluster.controller_deaths
             lines.append(_CONTROLLER_GONE)

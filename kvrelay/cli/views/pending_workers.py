@@ -51,10 +51,7 @@ def most_frequent(reasons: Iterable[str]) -> str:
 
 def are_known(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> bool:
     """Whether each of the wanted workers has started, or has found no room."""
-    return all(
-        len(pool.workers) + len(_waiting(status, pool.name)) >= sizes.get(pool.name, 0)
-        for pool in status.pools
-    )
+    return not any(unknown_lines(status, sizes))
 
 
 def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:

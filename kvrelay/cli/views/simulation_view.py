@@ -23,7 +23,7 @@ _WIDE = 120
 
 
 def sweep_view(points: Sequence[SweepPoint], width: int) -> RenderableType:
-    """Returns a table of the points in `width` columns: a line for each, or two in few columns.
+    """Returns a table of the points in `width` columns: a line for each, or a paragraph in few.
     Points that no other point beats have a mark. Latencies are in milliseconds.
     """
     best = {one.name for one in pareto(points)}

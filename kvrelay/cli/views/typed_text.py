@@ -22,9 +22,9 @@ class TypedText:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        # 0: unknown, or the file is no terminal.
-        self._width = _usable_width(file)
         self._is_terminal = file.isatty()
+        # 0: unknown, or the file is no terminal.
+        self._width = _usable_width(file) if self._is_terminal else 0
         self._begun = not self._is_terminal
         self._column = 0
         self._word = ""
@@ -69,11 +69,9 @@ class TypedText:
 
 
 def _usable_width(file: TextIO) -> int:
-    """Returns the columns to use on a terminal, and 0 for other files. A cursor behind the last
+    """Returns the columns to use on a terminal, and 0 if they are unknown. A cursor behind the last
     column would not move back as others do.
     """
-    if not file.isatty():
-        return 0
     try:
         return max(0, os.get_terminal_size(file.fileno()).columns - 1)
     except OSError:

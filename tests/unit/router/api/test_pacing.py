@@ -107,6 +107,15 @@ async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def only_the_hostile_tenant_waits(endpoints: Endpoints) -> None:
+    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
+    for _ in range(3):
+        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
+        assert (await calm).status_code == 200
+    assert not waiting.done()
+    await cancelled([waiting])
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/status.json", "/v1/models", "/nothing", "/version"])
 async def test_polls_wait_for_their_own_tenant_only(endpoints: Endpoints, path: str) -> None:
     polls = await endpoints.polls(endpoints.hostile, 12, path)
@@ -173,12 +182,7 @@ async def test_clients_that_leave_before_an_answer_are_charged(
                 await asyncio.wait([asked])
                 while workers.sequences:
                     await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
-    for _ in range(3):
-        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
-        assert (await calm).status_code == 200
-    assert not waiting.done()
-    await cancelled([waiting])
+    await only_the_hostile_tenant_waits(endpoints)
 
 
 async def test_an_error_of_many_choices_is_charged_for_each(endpoints: Endpoints) -> None:
@@ -189,12 +193,7 @@ async def test_an_error_of_many_choices_is_charged_for_each(endpoints: Endpoints
         headers=bearer(endpoints.hostile),
     )
     assert refused.status_code == 400
-    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
-    for _ in range(3):
-        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
-        assert (await calm).status_code == 200
-    assert not waiting.done()
-    await cancelled([waiting])
+    await only_the_hostile_tenant_waits(endpoints)
 
 
 async def test_grpc_is_paced_as_well(endpoints: Endpoints) -> None:
@@ -217,12 +216,7 @@ async def test_refused_calls_are_charged_on_grpc(endpoints: Endpoints) -> None:
         for _ in range(4):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Generate(pb.GenerateRequest(), metadata=as_hostile).read()
-    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
-    for _ in range(3):
-        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
-        assert (await calm).status_code == 200
-    assert not waiting.done()
-    await cancelled([waiting])
+    await only_the_hostile_tenant_waits(endpoints)
 
 
 async def test_strangers_wait_for_each_other_and_hold_few_connections(
