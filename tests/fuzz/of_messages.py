@@ -19,7 +19,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo, TokenLogprobs, Usage
-from kvrelay.wire import cluster, inference
+from kvrelay.wire import cluster, inference, status
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
 from router.api.grpc.admin import ClusterService
 from router.api.grpc.auth import caller
@@ -109,7 +109,10 @@ async def _generate(
     service: InferenceService, message: inference.pb.GenerateRequest, context: Context
 ) -> None:
     caller.set(ANONYMOUS)
-    await service.Generate(message, context)
+    try:
+        await service.Generate(message, context)
+    except KvRelayError as error:  # as GrpcMessages does
+        await status.abort(context, error)
 
 
 # An operator's requests
