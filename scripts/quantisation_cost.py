@@ -1,14 +1,19 @@
-"""Measures the quality cost of int8 KV and int8 weights for the bundled demo model.
+"""Measures the quality cost of quantised KV and int8 weights for the bundled demo model.
 
     python scripts/quantisation_cost.py [--documents N] [--answers N] [--json]
 
-The results are held-out perplexity, teacher-forced top-1 agreement, and the share of equal greedy
-answers. The held-out documents are those of the model card. The baseline model completes some of
+The results are held-out perplexity, teacher-forced top-1 agreement, the share of equal greedy
+answers, and of held-out questions about a story that are answered word for word. The held-out
+documents are those of the model card. The baseline model completes some of
 them greedily from the middle, one at a time. Each variant is compared with these answers in two
 ways: teacher-forced, where a difference counts once, and free-running, where a difference changes
 all later tokens.
 
 The first row is the baseline model in other batches, which shows the effect of rounding alone.
+
+The last rows are of the same model with large key channels: three channels of each key are 16 times
+as large, and those of the query a 16th, so that it computes the same. Published models have such
+channels (KIVI, Liu et al., 2024, figure 2), and the demo model has none.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,6 +33,7 @@ import demo_corpus
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -42,11 +51,25 @@ ANSWER_TOKENS = 64
 BATCH = 16
 KV_BYTES = 256 * 2**20
 
+# Questions, about half of them about a story.
+QUESTIONS = 400
+# Tokens; a question about a story has more.
+STORY_TOKENS = 100
+LARGE_CHANNELS = (3, 17, 29)
+LARGE_FACTOR = 16.0
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "int8 KV": {"kv_dtype": "int8"},
+    "int4 KV": {"kv_dtype": "int4"},
     "int8 weights": {"weights": "int8"},
     "int8 KV and weights": {"kv_dtype": "int8", "weights": "int8"},
+    "int4 KV, int8 weights": {"kv_dtype": "int4", "weights": "int8"},
+}
+WITH_LARGE_KEYS: dict[str, dict[str, Any]] = {
+    "bfloat16, large key channels": {},
+    "int8 KV, large key channels": {"kv_dtype": "int8"},
+    "int4 KV, large key channels": {"kv_dtype": "int4"},
 }
 
 Tokens = list[int]
@@ -70,6 +93,9 @@ class Cost:
     answers: int
     # Over the answers that differ.
     median_first_difference: float | None
+    # Questions about a story, and those of them that are answered word for word.
+    retrieved: int
+    questions: int
 
 
 def perplexity(runner: ModelRunner, documents: Sequence[Tokens]) -> float:
@@ -117,17 +143,15 @@ def greedy(
 
 def same_tokens(runner: ModelRunner, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> int:
     """Returns the number of answer tokens that are the most likely after all tokens before them."""
-    same = 0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids = prompt + answer[:-1]
-        rows = range(len(prompt) - 1, len(ids))
-        likeliest = (
-            runner.forward([Segment(ids, 0, _blocks(runner, 0, len(ids)))], rows)
-            .argmax(dim=-1)
-            .tolist()
-        )
-        same += sum(map(int.__eq__, likeliest, answer))
-    return same
+    return sum(
+        sum(map(int.__eq__, _likeliest(runner, prompt, answer), answer))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    )
+
+
+def retrieved(runner: ModelRunner, questions: Sequence[tuple[Tokens, Tokens]]) -> int:
+    """Returns the number of (prompt, answer) whose greedy answer is the given one."""
+    return sum(_likeliest(runner, prompt, answer) == answer for prompt, answer in questions)
 
 
 def first_difference(answer: Tokens, expected: Tokens) -> int | None:
@@ -147,6 +171,7 @@ def costs(
     variants: dict[str, dict[str, Any]],
     documents: Sequence[Tokens],
     prompts: Sequence[Tokens],
+    questions: Sequence[tuple[Tokens, Tokens]],
 ) -> Iterator[Cost]:
     """Yields the cost of each variant. variants: name to options of ModelRunner.load; the first
     variant is the baseline.
@@ -168,6 +193,8 @@ def costs(
             same_answers=len(answers) - len(positions),
             answers=len(answers),
             median_first_difference=median(positions) if positions else None,
+            retrieved=retrieved(runner, questions),
+            questions=len(questions),
         )
         runner.close()
 
@@ -183,6 +210,7 @@ def table(results: Sequence[Cost]) -> Table:
         "top-1 agreement",
         "equal answers",
         "first difference",
+        "about a story",
     )
     for column in columns:
         view.add_column(column, justify="right" if column else "left")
@@ -197,6 +225,7 @@ def table(results: Sequence[Cost]) -> Table:
             "none"
             if one.median_first_difference is None
             else f"token {one.median_first_difference:g} (median)",
+            f"{one.retrieved} of {one.questions}",
         )
     return view
 
@@ -205,6 +234,47 @@ def _blocks(runner: ModelRunner, place: int, num_tokens: int) -> range:
     """Returns the block table at index `place` among consecutive tables for `num_tokens` tokens."""
     size = runner.layout.blocks_for(num_tokens)
     return range(place * size, (place + 1) * size)
+
+
+def with_large_keys(model: str, folder: Path) -> str:
+    """Writes a copy of the model that has large key channels, and computes the same. Returns its
+    path.
+    """
+    for file in Path(model).iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    config = json.loads((Path(model) / "config.json").read_text())
+    half = config["head_dim"] // 2
+    (weights,) = Path(model).glob("*.safetensors")
+    tensors = load_file(weights)
+    for name, tensor in tensors.items():
+        for part, factor in (("q_proj.weight", 1 / LARGE_FACTOR), ("k_proj.weight", LARGE_FACTOR)):
+            if name.endswith(part):
+                heads = tensor.view(-1, 2, half, tensor.shape[1])
+                # Both values of a pair that the position rotates.
+                heads[:, :, list(LARGE_CHANNELS)] *= factor
+    save_file(tensors, folder / weights.name, {"format": "pt"})
+    return str(folder)
+
+
+def story_questions(tokenizer: Any) -> list[tuple[Tokens, Tokens]]:
+    """Returns held-out questions about a story as (prompt, answer)."""
+    assistant, end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "</s>"])
+    found = []
+    for text in demo_corpus.sample(SEED, "questions", QUESTIONS):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) > STORY_TOKENS and assistant in ids:
+            start = ids.index(assistant) + 1
+            found.append((ids[:start], ids[start : ids.index(end, start) + 1]))
+    return found
+
+
+def _likeliest(runner: ModelRunner, prompt: Tokens, answer: Tokens) -> Tokens:
+    """Returns the most likely token at each position of the answer, after all tokens before it."""
+    ids = prompt + answer[:-1]
+    blocks, rows = _blocks(runner, 0, len(ids)), range(len(prompt) - 1, len(ids))
+    tokens: Tokens = runner.forward([Segment(ids, 0, blocks)], rows).argmax(dim=-1).tolist()
+    return tokens
 
 
 def _likeliest_after(runner: ModelRunner, segments: Sequence[Segment]) -> list[int]:
@@ -238,7 +308,11 @@ def main() -> None:
     texts = demo_corpus.sample(SEED, "held-out", options.documents)
     documents = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     prompts = [ids[: len(ids) // 2] for ids in documents[: options.answers]]
-    results = list(costs(model, VARIANTS, documents, prompts))
+    questions = story_questions(tokenizer)[: options.documents]
+    results = list(costs(model, VARIANTS, documents, prompts, questions))
+    with tempfile.TemporaryDirectory() as folder:
+        large = with_large_keys(model, Path(folder))
+        results += costs(large, WITH_LARGE_KEYS, documents, prompts, questions)
     if options.json:
         print(json.dumps([asdict(one) for one in results]))
     else:

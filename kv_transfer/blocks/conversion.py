@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kv_transfer.blocks.plan import Layers, Places
-from kvrelay.engine.base.int8 import dequantise, quantise
+from kvrelay.engine.base.quantised_kv import dequantise, quantise
 from kvrelay.types.kv_layout import SCALE_DTYPE, KvLayout, LayerKv
 
 _TORCH = {
@@ -19,6 +19,7 @@ _TORCH = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "uint8": torch.uint8,
 }
 # Keys, or columns of values, of one packed tile in the kernels' order.
 _PANEL = 32
@@ -45,9 +46,9 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
     """Copies the KV of `tokens`, consecutive positions that both spans hold. The rest of the target
     is unchanged.
 
-    Each head goes to the rank that has it. int8 is written and read as in
-    `kvrelay.engine.base.int8`, so its error is at most half a scale. Other dtypes are rounded to
-    the nearest value.
+    Each head goes to the rank that has it. int8 and int4 are written and read as in
+    `kvrelay.engine.base.quantised_kv`, so their error is at most half a scale. Other dtypes are
+    rounded to the nearest value.
     """
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)
     for index in range(2 * layers.num):
@@ -58,12 +59,13 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """K or V of one layer with all ranks' heads: values [tokens, heads, dim] and, for int8, scales
-    [tokens, heads].
+    """K or V of one layer with all ranks' heads: values [tokens, heads, dim], for int4 [tokens,
+    heads, dim / 2], and scales [tokens, heads] if they are quantised.
     """
 
     values: torch.Tensor
     scales: torch.Tensor | None
+    keys: bool
 
     @classmethod
     def read(cls, span: Span, layers: Layers, index: int) -> _Vectors:
@@ -83,26 +85,27 @@ class _Vectors:
             for rank in ranks
         ]
         scales = None
-        if span.layout.dtype == "int8":
+        if span.layout.is_quantised:
             shares = [
                 _scales(span, layers, index, rank)[blocks].reshape(rows, heads) for rank in ranks
             ]
             scales = torch.cat(shares, dim=1)
-        return cls(torch.cat(values, dim=1), scales)
+        return cls(torch.cat(values, dim=1), scales, index % 2 == 0)
 
     def at(self, rows: slice) -> _Vectors:
-        return _Vectors(self.values[rows], None if self.scales is None else self.scales[rows])
+        scales = None if self.scales is None else self.scales[rows]
+        return replace(self, values=self.values[rows], scales=scales)
 
     def put(self, rows: slice, new: _Vectors) -> None:
-        values, scales = new.values, new.scales
+        values, scales, dtype = new.values, new.scales, self.values.dtype
+        if scales is not None and values.dtype != dtype:
+            plain = dtype if self.scales is None else torch.float32
+            values, scales = dequantise(values, scales, plain, keys=self.keys), None
         if self.scales is None:
-            dtype = self.values.dtype
-            self.values[rows] = (
-                values.to(dtype) if scales is None else dequantise(values, scales, dtype)
-            )
+            self.values[rows] = values.to(dtype)
             return
         if scales is None:
-            values, scales = quantise(values)
+            values, scales = quantise(values, dtype, keys=self.keys)
         self.values[rows], self.scales[rows] = values, scales
 
     def write(self, span: Span, layers: Layers, index: int) -> None:
@@ -128,16 +131,22 @@ def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
 
 
 def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
-    """Views of a rank's K or V region, [num_blocks, tokens..., heads, dim...].
+    """Views of a rank's K or V region, [num_blocks, tokens..., heads, dim...], for int4 with the
+    bytes of dim.
 
     One view, or two: one of the dim's columns in whole tiles and one of the remaining columns.
     """
     layout, layer = span.layout, _layer(span, layers, index)
     dim = layer.v_dim if index % 2 else layer.k_dim
     size, heads, word = layout.block_size, layer.kv_heads, layout.word
-    first = 2 * layers.num if layout.dtype == "int8" else 0
-    region = _region(span, rank, first + index, layout.dtype)
+    first = 2 * layers.num if layout.is_quantised else 0
+    is_int4 = layout.dtype == "int4"
+    region = _region(span, rank, first + index, "uint8" if is_int4 else layout.dtype)
     num = span.places.num_blocks
+    panel = _PANEL
+    if is_int4:
+        # A byte is a word of its own, of keys and of values.
+        dim, panel, word = dim // 2, _PANEL // 2, word and 1
     if not word:
         return [region.view(num, size, heads, dim)]
     region = region.view(num, heads, size * dim)
@@ -148,10 +157,10 @@ def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.T
                 0, 2, 4, 1, 3, 5
             )
         ]
-    whole = dim // _PANEL * _PANEL
+    whole = dim // panel * panel
     panels, rest = region[..., : size * whole], region[..., size * whole :]
     parts = [
-        panels.view(num, heads, whole // _PANEL, size // word, _PANEL, word).permute(
+        panels.view(num, heads, whole // panel, size // word, panel, word).permute(
             0, 3, 5, 1, 2, 4
         ),
         rest.view(num, heads, size // word, dim - whole, word).permute(0, 2, 4, 1, 3),

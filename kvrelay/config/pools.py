@@ -36,7 +36,7 @@ def _in_rays_units(amount: float) -> float:
 
 
 # auto: the dtype of the model.
-KvDtype = Literal["auto", "int8"]
+KvDtype = Literal["auto", "int8", "int4"]
 # Tokens per block.
 BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]
 # Number of processes that share one worker's model.

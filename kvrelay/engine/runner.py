@@ -30,7 +30,7 @@ from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
-from kvrelay.types.kv_layout import KvLayout
+from kvrelay.types.kv_layout import KvLayout, holds_int4
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
 ChooseKvBytes = Callable[[LoadedModel, KvLayout, int], int]
@@ -108,7 +108,7 @@ class ModelRunner:
         *,
         dtype: str = "auto",
         block_size: int = 32,
-        kv_dtype: Literal["auto", "int8"] = "auto",
+        kv_dtype: Literal["auto", "int8", "int4"] = "auto",
         kv_bytes: int | ChooseKvBytes,
         max_model_len: int | None = None,
         device: str = "cpu",
@@ -158,7 +158,7 @@ class ModelRunner:
         loaded: LoadedModel,
         *,
         block_size: int = 32,
-        kv_dtype: Literal["auto", "int8"] = "auto",
+        kv_dtype: Literal["auto", "int8", "int4"] = "auto",
         kv_bytes: int | ChooseKvBytes,
         max_model_len: int | None = None,
         weights: Literal["auto", "int8"] = "auto",
@@ -178,7 +178,7 @@ class ModelRunner:
         - adapter_slots: most adapters at a time; see `adapters`.
 
         Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
-        not free, or if int8 weights have no kernels.
+        not free, if int8 weights have no kernels, or if int4 cannot hold the heads.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
@@ -194,6 +194,11 @@ class ModelRunner:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
+        if kv_dtype == "int4" and not holds_int4(layout.layers):
+            raise ConfigError(
+                "kv.dtype: int4 holds heads whose dimensions are multiples of 4, which those of "
+                "this model are not; set int8 or auto"
+            )
         if not isinstance(kv_bytes, int):
             kv_bytes = kv_bytes(loaded, layout, longest)
         _check_memory(layout, kv_bytes, longest)

@@ -18,6 +18,8 @@ _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 _HEADS = ("lm_head", "embed_out")
 # Dtypes of safetensors that are converted to the dtype of the model.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+# Dtypes that the KV of a model has by itself.
+_KEPT = ("float32", "bfloat16", "float16")
 
 
 def kv_layout(
@@ -26,8 +28,8 @@ def kv_layout(
     """Returns the layout of the model's KV. Returns None for a configuration without the usual
     sizes, whose layout is known when the model is loaded.
 
-    model: the content of config.json. block_size: tokens. kv_dtype: int8, or auto for the dtype of
-    the model. dtype: in which the model computes, from `model_dtype`.
+    model: the content of config.json. block_size: tokens. kv_dtype: int8, int4, or auto for the
+    dtype of the model. dtype: in which the model computes, from `model_dtype`.
     """
     try:
         layers = model_shape(model).layers
@@ -44,7 +46,7 @@ def model_dtype(model: Mapping[str, Any], dtype: str) -> str:
     A dtype that KV cannot have, or none, becomes bfloat16.
     """
     wanted = str(model.get("dtype") or model.get("torch_dtype")) if dtype == "auto" else dtype
-    return wanted if wanted in DTYPE_BYTES and wanted != "int8" else "bfloat16"
+    return wanted if wanted in _KEPT else "bfloat16"
 
 
 def longest_sequence(model: Mapping[str, Any], max_model_len: int | None) -> int | None:

@@ -334,6 +334,6 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
         )
         if kv.degree > 1:
             found.append("kvrelay's engine has no draft model beside tensor parallelism")
-    if kv.dtype not in ("bf16", "fp16", "float32", "int8"):
+    if kv.dtype not in ("bf16", "fp16", "float32", "int8", "int4"):
         found.append(f"kvrelay's engine does not keep KV in {kv.dtype}")
     return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-# Dtype of the scales of quantised values.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+# Dtypes of quantised KV, and the dtype of their scales.
+QUANTISED = ("int8", "int4")
 SCALE_DTYPE = "bfloat16"
+KV_DTYPES = ("float32", "bfloat16", "float16", *QUANTISED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,11 @@ class LayerKv:
     kv_heads: int
     k_dim: int
     v_dim: int
+
+
+def holds_int4(layers: Iterable[LayerKv]) -> bool:
+    """Whether int4 can hold the vectors: pairs of words of two values share bytes."""
+    return not any(layer.k_dim % 4 or layer.v_dim % 4 for layer in layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,9 @@ class KvLayout:
     """The layout of KV in an arena of bytes: region after region, without gaps.
 
     In each region, block n begins at n times the region's block bytes. So a run of adjacent blocks
-    is one contiguous range per region. int8 is quantised, with one scale for each token's vector in
-    each head; the scales are in separate regions.
+    is one contiguous range per region. int8 and int4 are quantised, with one scale for each token's
+    vector in each head; the scales are in separate regions. A byte of int4 holds two values of a
+    vector (`engine/base/quantised_kv.py`).
 
     Within a block, tokens follow each other: [block_size, kv_heads, dim]. If `word` is set, it is
     the number of values per four-byte packed element, in the dtype that the model attends in. Then
@@ -53,7 +61,7 @@ class KvLayout:
     layers: tuple[LayerKv, ...]
     # Tokens.
     block_size: int
-    # Dtype of K and V.
+    # Dtype of K and V, one of KV_DTYPES.
     dtype: str
     word: int | None = None
     ranks: int = 1
@@ -63,6 +71,11 @@ class KvLayout:
         """Returns the layout from the plain data that `dataclasses.asdict` makes of it."""
         layers = tuple(LayerKv(**layer) for layer in fields["layers"])
         return cls(**{**fields, "layers": layers})
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether K and V have scales."""
+        return self.dtype in QUANTISED
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
@@ -91,27 +104,25 @@ class KvLayout:
             KvRegion(self._scale_shape(layer), SCALE_DTYPE)
             for layer in layers
             for _ in ("k", "v")
-            if self.dtype == "int8"
+            if self.is_quantised
         ]
+        stored = "uint8" if self.dtype == "int4" else self.dtype
         values = [
-            KvRegion(shape, self.dtype)
+            KvRegion(self._shape(layer.kv_heads, dim), stored)
             for layer in layers
-            for shape in (self._k_shape(layer), self._v_shape(layer))
+            for dim in (layer.k_dim, layer.v_dim)
         ]
         return (*scales, *values)
 
     def _scale_shape(self, layer: LayerKv) -> tuple[int, ...]:
         return (layer.kv_heads, self.block_size) if self.word else (self.block_size, layer.kv_heads)
 
-    def _k_shape(self, layer: LayerKv) -> tuple[int, ...]:
+    def _shape(self, heads: int, dim: int) -> tuple[int, ...]:
+        """The block shape of K or V: int4 has two values in a byte."""
+        width = dim // 2 if self.dtype == "int4" else dim
         if self.word:
-            return (layer.kv_heads, self.block_size * layer.k_dim)
-        return (self.block_size, layer.kv_heads, layer.k_dim)
-
-    def _v_shape(self, layer: LayerKv) -> tuple[int, ...]:
-        if self.word:
-            return (layer.kv_heads, self.block_size * layer.v_dim)
-        return (self.block_size, layer.kv_heads, layer.v_dim)
+            return (heads, self.block_size * width)
+        return (self.block_size, heads, width)
 
     @property
     def region_block_bytes(self) -> tuple[int, ...]:

@@ -70,9 +70,9 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
         completions = await _complete(routers["local"], cases, progress("local path", len(cases)))
         _check_path(completions, "local")
         local = _answers(completions)
-        # `generate` does not support int8 KV. Then it only checks the local path, which is the
+        # `generate` does not support quantised KV. Then it only checks the local path, which is the
         # reference for the other paths.
-        quantised = any(config.pool_kv(pool).dtype == "int8" for pool in POOLS)
+        quantised = any(config.pool_kv(pool).dtype != "auto" for pool in POOLS)
         expected, expected_name = (
             (local, _LOCAL) if quantised else ({**local, **generate}, _EXPECTED)
         )

@@ -14,7 +14,7 @@ from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
 from kvrelay.errors import ModelRefused
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
-_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items() if name != "int8"}
+_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items() if dtype.is_floating_point}
 
 
 def layout_of(kv_caches: Mapping[str, torch.Tensor], block_size: int) -> KvLayout:

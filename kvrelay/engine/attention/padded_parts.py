@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.attention.reference_attention import explicit_attention
-from kvrelay.engine.base.int8 import dequantise
 from kvrelay.engine.base.kv_memory import LayerViews
+from kvrelay.engine.base.quantised_kv import dequantise
 
 # Bytes of keys and values that are gathered at a time.
 KEY_BYTES = 512 * 2**20
@@ -95,8 +95,8 @@ def _attend(
     """
     k, v = layer.k.flatten(0, 1)[slots], layer.v.flatten(0, 1)[slots]  # [B, S, Hkv, D]
     if layer.k_scale is not None and layer.v_scale is not None:
-        k = dequantise(k, layer.k_scale.flatten(0, 1)[slots], q.dtype)
-        v = dequantise(v, layer.v_scale.flatten(0, 1)[slots], q.dtype)
+        k = dequantise(k, layer.k_scale.flatten(0, 1)[slots], q.dtype, keys=True)
+        v = dequantise(v, layer.v_scale.flatten(0, 1)[slots], q.dtype, keys=False)
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     mask = seen[:, None, None, :]
     if softcap or sinks is not None:

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.attention.reference_attention import explicit_attention
-from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool, LayerViews
+from kvrelay.engine.base.quantised_kv import dequantise, quantise
 from kvrelay.engine.base.step_input import OnLayer, Part
 
 
@@ -87,9 +87,12 @@ def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torc
 
     A layer with scales stores quantised values.
     """
-    for region, scales, new in ((layer.k, layer.k_scale, key), (layer.v, layer.v_scale, value)):
+    for region, scales, new, keys in (
+        (layer.k, layer.k_scale, key, True),
+        (layer.v, layer.v_scale, value, False),
+    ):
         if scales is not None:
-            new, scale = quantise(new)
+            new, scale = quantise(new, region.dtype, keys=keys)
             scales.flatten(0, 1).index_copy_(0, slots, scale)
         region.flatten(0, 1).index_copy_(0, slots, new)
 
@@ -158,7 +161,10 @@ class SequencePart:
         if layer.k_scale is None or layer.v_scale is None:
             return k, v
         k_scale, v_scale = self.tokens(layer.k_scale, begin), self.tokens(layer.v_scale, begin)
-        return dequantise(k, k_scale, dtype), dequantise(v, v_scale, dtype)
+        return (
+            dequantise(k, k_scale, dtype, keys=True),
+            dequantise(v, v_scale, dtype, keys=False),
+        )
 
     def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:
         """A region's tokens [begin, end) as [end - begin, kv_heads, ...]; a view if the blocks are

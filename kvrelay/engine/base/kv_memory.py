@@ -18,6 +18,7 @@ TORCH_DTYPE = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "uint8": torch.uint8,
 }
 
 

@@ -8,7 +8,8 @@ from enum import IntEnum
 
 import torch
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+# A byte of torch.uint8 holds two values of int4 KV.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
 
 class Operation(IntEnum):
@@ -107,6 +108,14 @@ class StoreCall(Structure):
             for name in ("heads", "dim", "block_size", "token_stride", "head_stride")
         ),
         *((name, c_int64) for name in ("x_dtype", "to_dtype", "side")),
+    ]
+
+
+class RotateCall(Structure):
+    """Arguments of `kvrelay_rotate`. Strides in elements."""
+
+    _fields_ = [(name, c_void_p) for name in ("x", "y")] + [
+        (name, c_int64) for name in ("rows", "heads", "dim", "token_stride", "head_stride", "dtype")
     ]
 
 

@@ -79,6 +79,8 @@ class PagedBatch:
             aside(lambda: self._tell(layer_index))
         sinks = None if sinks is None else sinks.float().contiguous()
         query = query if query.stride(3) == 1 else query.contiguous()
+        if self._kv.layout.dtype == "int4":
+            query = _rotated(query)
         y = empty((1, query.shape[2], query.shape[1], value.shape[3]), query.dtype)
         call(
             "kvrelay_attend",
@@ -132,6 +134,26 @@ class PagedBatch:
                 side=side,
             ),
         )
+
+
+def _rotated(query: torch.Tensor) -> torch.Tensor:
+    """[1, Hq, T, Dk], rotated as int4 keys are."""
+    _, heads, rows, dim = query.shape
+    y = empty((rows, heads, dim), query.dtype)
+    call(
+        "kvrelay_rotate",
+        args.RotateCall(
+            x=query.data_ptr(),
+            y=y.data_ptr(),
+            rows=rows,
+            heads=heads,
+            dim=dim,
+            token_stride=query.stride(2),
+            head_stride=query.stride(1),
+            dtype=DTYPES[query.dtype],
+        ),
+    )
+    return y.transpose(0, 1)[None]
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

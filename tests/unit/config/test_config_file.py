@@ -200,7 +200,7 @@ BAD_CONFIGS = {
     "unknown KV dtype": (
         "kv:\n  dtype: fp8\n",
         2,
-        "kv.dtype: must be 'auto' or 'int8', not \"fp8\"",
+        "kv.dtype: must be 'auto', 'int8' or 'int4', not \"fp8\"",
     ),
     "unknown choice": (
         "router: {policy: best}\n",

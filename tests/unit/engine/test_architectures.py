@@ -15,7 +15,7 @@ from support.tiny_models import SERVED
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
 
-from kvrelay.engine.base.int8 import dequantise, quantise
+from kvrelay.engine.base.quantised_kv import STORED, dequantise, quantise
 from kvrelay.engine.runner import ModelRunner
 
 BLOCK_SIZES = {"torch": 4, "auto": 16}  # native kernels take multiples of 16
@@ -27,17 +27,27 @@ def prompts() -> list[list[int]]:
 
 
 def quantised_eager(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kw: Any
+    stored: torch.dtype,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    **kw: Any,
 ) -> Any:
-    """The model's own eager attention, over keys and values that have been int8."""
-    key, value = (dequantise(*quantise(tensor), tensor.dtype) for tensor in (key, value))
+    """The model's own eager attention, over keys and values that have been quantised."""
+    key, value = (
+        dequantise(*quantise(tensor, stored, keys=keys), tensor.dtype, keys=keys)
+        for tensor, keys in ((key, True), (value, False))
+    )
     return sys.modules[type(module).__module__].eager_attention_forward(
         module, query, key, value, *rest, **kw
     )
 
 
-AttentionInterface.register("quantised_eager", quantised_eager)
-AttentionMaskInterface.register("quantised_eager", eager_mask)
+for name, stored in STORED.items():
+    AttentionInterface.register(f"{name}_eager", functools.partial(quantised_eager, stored))
+    AttentionMaskInterface.register(f"{name}_eager", eager_mask)
 
 
 def oracle(
@@ -67,18 +77,20 @@ def generated(
     @functools.cache
     def answers(architecture: str, kv_dtype: str) -> list[list[int]]:
         return oracle(
-            tiny_model(architecture), prompts, "eager" if kv_dtype == "auto" else "quantised_eager"
+            tiny_model(architecture),
+            prompts,
+            "eager" if kv_dtype == "auto" else f"{kv_dtype}_eager",
         )
 
     return answers
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("architecture", SERVED)
 def test_ragged_chunked_fragmented_and_handed_off_equals_generate(
     architecture: str,
-    kv_dtype: Literal["auto", "int8"],
+    kv_dtype: Literal["auto", "int8", "int4"],
     kernels: Literal["auto", "torch"],
     tiny_model: Callable[[str], Path],
     prompts: list[list[int]],

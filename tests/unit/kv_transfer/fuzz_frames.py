@@ -244,7 +244,7 @@ class Damage:
             case KvLayout():
                 changes = {
                     "block_size": draw.choice(INTS[1:8]),
-                    "dtype": draw.choice(["float16", "int8", "x"]),
+                    "dtype": draw.choice(["float16", "int8", "int4", "x"]),
                 }
                 name = draw.choice([*changes, "word"])
                 return replace(value, **{name: changes.get(name, draw.choice([1, 2, 3]))})

@@ -15,8 +15,8 @@ from support.transfer_ends import KEY, decode_end, sender_of
 
 from kv_transfer.blocks.conversion import Span, convert
 from kv_transfer.blocks.plan import Layers, Places
-from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.quantised_kv import dequantise, rotate
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 LAYERS = (LayerKv(2, 64, 32), LayerKv(1, 32, 40), LayerKv(2, 32, 96))
@@ -40,7 +40,9 @@ def naive_at(
         )
     views = pool.layers[layer]
     region, scale = (views.v, views.v_scale) if side else (views.k, views.k_scale)
-    size, word = layout.block_size, layout.word
+    size, word, panel = layout.block_size, layout.word, 32
+    if layout.dtype == "int4":
+        dim, word, panel = dim // 2, word and 1, 16
     if not word:
         vector = region[block, token, head]
     else:
@@ -57,17 +59,16 @@ def naive_at(
         else:
             places = []
             for i in range(dim):
-                first = i // 32 * 32
-                width = min(32, dim - first)
+                first = i // panel * panel
+                width = min(panel, dim - first)
                 places.append(
                     first * size + token // word * width * word + (i - first) * word + token % word
                 )
         vector = flat[places]
     if scale is None:
         return vector.float()
-    return dequantise(
-        vector, scale[block, head, token] if word else scale[block, token, head], torch.float32
-    )
+    factor = scale[block, head, token] if word else scale[block, token, head]
+    return dequantise(vector, factor, torch.float32, keys=side == 0)
 
 
 def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
@@ -86,6 +87,9 @@ def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
                 region.copy_(
                     torch.randint(-127, 128, region.shape, generator=generator, dtype=torch.int8)
                 )
+            elif region.dtype is torch.uint8:
+                values = torch.randint(-7, 8, (*region.shape, 2), generator=generator) + 8
+                region.copy_(values[..., 0] | values[..., 1] << 4)
             else:
                 region.copy_(torch.rand(region.shape, generator=generator) + 0.5)
     return pool
@@ -112,6 +116,9 @@ LAYOUTS = st.sampled_from(
         KvLayout(LAYERS, 32, "bfloat16", word=2),
         KvLayout(LAYERS, 8, "int8"),
         KvLayout(LAYERS, 32, "int8", word=2),
+        KvLayout(LAYERS, 8, "int4"),
+        KvLayout(LAYERS, 16, "int4", word=1),
+        KvLayout(LAYERS, 32, "int4", word=2),
     ]
 )
 
@@ -151,12 +158,10 @@ def test_each_vector_arrives_and_nothing_else_changes(
                     if exact:
                         assert torch.equal(sent, arrived)
                     else:
-                        scale = (
-                            quantise(sent)[1].float()
-                            if ours.dtype == "int8"
-                            else sent.abs().max() / 127
-                        )
-                        assert (sent - arrived).abs().max() <= 0.51 * scale + 1e-6
+                        if ours.dtype == "int4" and side == 0:
+                            sent, arrived = rotate(sent), rotate(arrived)
+                        largest = 7 if ours.dtype == "int4" else 127
+                        assert (sent - arrived).abs().max() <= 0.51 / largest * sent.abs().max()
     given = {token - to_start for token in tokens}
     for number in range(10):
         for token in range(ours.block_size):
@@ -182,7 +187,7 @@ def test_a_group_of_layers(word: int | None) -> None:
 
 
 @pytest.mark.parametrize("word", [None, 2])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_one_workers_heads_become_ranks_shares_and_come_together_again(
     dtype: str, word: int | None
 ) -> None:
@@ -263,6 +268,8 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
         (KvLayout(EVEN, 16, "bfloat16", 2), KvLayout(EVEN, 16, "bfloat16", ranks=2)),
         (KvLayout(EVEN, 16, "float32", ranks=2), KvLayout(EVEN, 16, "float32", ranks=2)),
         (KvLayout(EVEN, 8, "int8", ranks=2), KvLayout(EVEN, 16, "int8", ranks=4)),
+        (KvLayout(LAYERS, 16, "bfloat16", 2), KvLayout(LAYERS, 32, "int4", 2)),
+        (KvLayout(EVEN, 8, "int4", ranks=2), KvLayout(EVEN, 16, "int4", 2)),
     ],
 )
 async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: KvLayout) -> None:
@@ -305,8 +312,11 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
                     assert torch.equal(arrived, naive_at(before, layer, side, lease[0], j, head)), (
                         "was cached"
                     )
-                elif ours.dtype == "int8" != theirs.dtype:
-                    torch.testing.assert_close(arrived, sent, rtol=0, atol=1.5 / 127)
+                elif ours.is_quantised and ours.dtype != theirs.dtype:
+                    if ours.dtype == "int4" and side == 0:
+                        sent, arrived = rotate(sent), rotate(arrived)
+                    allowed = 0.51 / (7 if ours.dtype == "int4" else 127) * float(sent.abs().max())
+                    torch.testing.assert_close(arrived, sent, rtol=0, atol=allowed)
                 else:
                     assert torch.equal(
                         arrived, sent.bfloat16().float() if ours.dtype == "bfloat16" else sent

@@ -24,7 +24,9 @@ def random_layout(rng: random.Random) -> KvLayout:
         for _ in range(rng.randint(1, 5))
     )
     return KvLayout(
-        layers, block_size=rng.choice([1, 4, 16]), dtype=rng.choice(["float32", "bfloat16", "int8"])
+        layers,
+        block_size=rng.choice([1, 4, 16]),
+        dtype=rng.choice(["float32", "bfloat16", "int8", "int4"]),
     )
 
 

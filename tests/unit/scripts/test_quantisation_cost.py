@@ -3,16 +3,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import demo_corpus
 import pytest
 import quantisation_cost
 import torch
 from demo_evaluation import perplexity
-from quantisation_cost import Tokens, costs, first_difference, greedy, same_tokens
+from quantisation_cost import (
+    LARGE_CHANNELS,
+    Tokens,
+    costs,
+    first_difference,
+    greedy,
+    retrieved,
+    same_tokens,
+    story_questions,
+    with_large_keys,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.models import resolve_model
 
 FOLDER = resolve_model("demo")
@@ -77,9 +89,11 @@ def test_where_answers_part(answer: Tokens, expected: Tokens, position: int | No
 def test_a_worse_model_costs_more(documents: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantisation_cost, "ANSWER_TOKENS", 12)
     prompts = [ids[: len(ids) // 2] for ids in documents]
-    plain, int8 = costs(
-        FOLDER, {"plain": {"dtype": "float32"}, "int8": {"kv_dtype": "int8"}}, documents, prompts
-    )
+    questions = story_questions(AutoTokenizer.from_pretrained(FOLDER))[:6]
+    variants = {"plain": {"dtype": "float32"}, "int8": {"kv_dtype": "int8"}}
+    plain, int8 = costs(FOLDER, variants, documents, prompts, questions)
+    assert plain.questions == 6
+    assert 1 <= plain.retrieved <= 6
     assert (plain.same_tokens, plain.same_answers, plain.median_first_difference) == (
         plain.tokens,
         5,
@@ -90,6 +104,29 @@ def test_a_worse_model_costs_more(documents: list[Tokens], monkeypatch: pytest.M
     assert int8.tokens == plain.tokens
     assert int8.perplexity == pytest.approx(plain.perplexity, rel=0.02)
     assert int8.perplexity != plain.perplexity
+
+
+def test_an_answer_is_retrieved_if_every_token_is_the_likeliest(runner: ModelRunner) -> None:
+    (prompt, _), *_ = story_questions(AutoTokenizer.from_pretrained(FOLDER))
+    (answer,) = greedy(runner, [prompt], 6, batch=1)
+    wrong = [*answer[:-1], answer[-1] + 1]
+    assert retrieved(runner, [(prompt, answer), (prompt, wrong)]) == 1
+
+
+def test_large_key_channels_change_keys_and_no_result(
+    documents: list[Tokens], tmp_path: Path
+) -> None:
+    """Factors that are powers of two change no rounding."""
+    logits, keys = [], []
+    for folder in (FOLDER, with_large_keys(FOLDER, tmp_path)):
+        runner = ModelRunner.load(folder, kv_bytes=2**24, kernels="torch")
+        blocks = range(runner.layout.blocks_for(len(documents[0])))
+        logits.append(runner.forward([Segment(documents[0], 0, blocks)], range(len(documents[0]))))
+        keys.append(runner.kv.layers[0].k[0].float().abs().amax((0, 1)))
+        runner.close()
+    assert torch.equal(*logits)
+    larger = (keys[1] / keys[0]).round().tolist()
+    assert larger == [16.0 if i % 32 in LARGE_CHANNELS else 1.0 for i in range(64)]
 
 
 def test_the_command_prints_a_table_or_json(
@@ -103,7 +140,8 @@ def test_the_command_prints_a_table_or_json(
     monkeypatch.setattr(sys, "argv", [*command, "--json"])
     quantisation_cost.main()
     rows = json.loads(capsys.readouterr().out)
-    assert [row["variant"] for row in rows] == list(quantisation_cost.VARIANTS)
+    variants = [*quantisation_cost.VARIANTS, *quantisation_cost.WITH_LARGE_KEYS]
+    assert [row["variant"] for row in rows] == variants
     assert all(row["answers"] == 1 for row in rows)
 
 

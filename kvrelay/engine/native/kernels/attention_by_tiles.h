@@ -63,7 +63,7 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     // the sums of the row.
     void weigh(int64_t r, f32x16 (&scores)[VECTORS], int64_t first_key, const Panel<Format>* panel,
                uint32_t (*weights)[2 * TILE_WORDS], int64_t v_columns) {
-        const bool scaled = call.kv_dtype == INT8, hidden = !this->sees_all(r, first_key, KEYS);
+        const bool scaled = call.k_scale != nullptr, hidden = !this->sees_all(r, first_key, KEYS);
         if (scaled)
             for (int i = 0; i < VECTORS; i++) scores[i] *= panel[i / 2].k_scale[i % 2];
         if (call.softcap > 0)

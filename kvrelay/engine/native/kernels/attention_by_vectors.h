@@ -59,7 +59,7 @@ class VectorRows : public AttentionRows<Format, R> {
     // Converts scores to weights relative to the largest score of each row so far. Returns the
     // factors by which the earlier sums shrink.
     f32x16 weigh(f32x16 (&scores)[R][2], int64_t first_key, const Panel<Format>& panel, Value (&weights)[R][PANEL]) {
-        const bool scaled = call.kv_dtype == INT8;
+        const bool scaled = call.k_scale != nullptr;
         bool hidden[R][2];
         f32x16 change{};
         for (int r = 0; r < R; r++) {

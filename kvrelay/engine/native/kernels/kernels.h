@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 // Number of threads that a kernel may use.
 int threads();
@@ -112,20 +112,31 @@ struct StoreCall {
     const void* x;
     // Blocks in the layout of panels.h.
     void* to;
-    // [blocks, heads, block_size] bfloat16, if `to` is INT8.
+    // [blocks, heads, block_size] bfloat16, if `to` is INT8 or INT4.
     uint16_t* scale;
     int64_t heads, dim, block_size, token_stride, head_stride;
     int64_t x_dtype, to_dtype;
     int64_t side;
 };
 
+// Rotates vectors as the keys of INT4 KV are (rotation.h).
+struct RotateCall {
+    // [rows, heads, dim]. The values of a head are contiguous.
+    const void* x;
+    // [rows, heads, dim].
+    void* y;
+    int64_t rows, heads, dim, token_stride, head_stride;
+    int64_t dtype;
+};
+
 struct AttendCall {
     const Batch* batch;
-    // [rows, kv_heads · group, k_dim]. The values of a head are contiguous.
+    // [rows, kv_heads · group, k_dim], rotated for INT4 KV. The values of a head are contiguous.
     const void* q;
     // Blocks in the layout of panels.h, like v.
     const void* k;
     const void* v;
+    // For INT8 and INT4 KV, else null.
     const uint16_t* k_scale;
     const uint16_t* v_scale;
     // [kv_heads · group] or null.

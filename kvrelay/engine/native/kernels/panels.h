@@ -9,6 +9,10 @@
 // - A word is one float32 or two bfloat16 values.
 // - int8 KV has the same order, in words of the model's format, and a bfloat16 scale for each key:
 //   [block_size].
+// - int4 KV has such scales, too. Each byte has two values of a vector: i of each 32, plus 8, in the
+//   low bits, and i + 16 in the high bits. Of the last values, if fewer than 32, the second half is
+//   in the high bits. Keys are [bytes][group] for each group, values are [block_size][bytes] for each
+//   panel of columns.
 #pragma once
 
 #include "buffer.h"
@@ -36,7 +40,7 @@ struct Panel {
     const uint32_t* v[2];
     // Words from one panel of columns to the next.
     int64_t v_stride;
-    // Only for int8 KV.
+    // Only for int8 and int4 KV.
     f32x16 k_scale[2], v_scale[2];
 };
 
@@ -62,7 +66,7 @@ class Panels {
     }
 
     // Sets `panel` to the keys of a KV head from `first` on, a multiple of 32. A panel that the
-    // product cannot read in place is copied: int8 KV, the end of the sequence, and a narrower last
+    // product cannot read in place is copied: quantised KV, the end of the sequence, and a narrower last
     // panel of columns.
     void find(int64_t first, int64_t head, Panel<Format>& panel) {
         in_place(first) ? place(first, head, panel) : copy(first, head, panel);
@@ -97,7 +101,7 @@ class Panels {
     }
 
     bool in_place(int64_t first) const {
-        return in_order && first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns;
+        return in_order && first + PANEL <= end && call->k_scale == nullptr && call->v_dim == v_columns;
     }
 
     void place(int64_t first, int64_t head, Panel<Format>& panel) const {
@@ -131,8 +135,10 @@ class Panels {
         const int64_t k_size = k_words * PANEL * PER_WORD, v_size = PANEL * v_columns, slot = first / PANEL % KEPT;
         Value* k = k_copy.of(KEPT * k_size) + slot * k_size;
         Value* v = v_copy.of(KEPT * v_size) + slot * v_size;
-        std::fill_n(k, k_size, Value{});
-        std::fill_n(v, v_size, Value{});
+        if (first + PANEL > end || call->v_dim != v_columns) {
+            std::fill_n(k, k_size, Value{});
+            std::fill_n(v, v_size, Value{});
+        }
         panel = {{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
                  {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
                  2 * HALF * PANEL,
@@ -143,14 +149,17 @@ class Panels {
             if (keys <= 0) break;
             int64_t offset;
             const BlockPlace place = place_of(key, head, offset);
-            if (call->kv_dtype == INT8) {
-                copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys,
-                          k + half * LANES * PER_WORD, v + half * LANES * PANEL);
-                panel.k_scale[half] = load_some(call->k_scale + place.scale + offset, keys);
-                panel.v_scale[half] = load_some(call->v_scale + place.scale + offset, keys);
-            } else {
-                copy_half((const Value*)call->k + place.k, (const Value*)call->v + place.v, offset, keys,
-                          k + half * LANES * PER_WORD, v + half * LANES * PANEL);
+            Value* k_to = k + half * LANES * PER_WORD;
+            Value* v_to = v + half * LANES * PANEL;
+            if (call->kv_dtype == INT4)
+                unpack_half((const uint8_t*)call->k + place.k / 2, (const uint8_t*)call->v + place.v / 2, offset, k_to, v_to);
+            else if (call->kv_dtype == INT8)
+                copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys, k_to, v_to);
+            else
+                copy_half((const Value*)call->k + place.k, (const Value*)call->v + place.v, offset, keys, k_to, v_to);
+            if (call->k_scale) {
+                panel.k_scale[half] = load_most(call->k_scale + place.scale + offset, keys);
+                panel.v_scale[half] = load_most(call->v_scale + place.scale + offset, keys);
             }
         }
     }
@@ -171,6 +180,50 @@ class Panels {
                 if (key + PER_WORD > keys)
                     for (int64_t i = 0; i < width; i++) word[i * PER_WORD + 1] = Value{};
             }
+        }
+    }
+
+    // Unpacks 16 keys of int4 KV, missing ones too: what they hold is finite, and their scale is zero.
+    void unpack_half(const uint8_t* k, const uint8_t* v, int64_t offset, Value* k_to, Value* v_to) const {
+        const int64_t group = group_of(call->block_size), size = call->block_size;
+        k += offset / group * group * call->k_dim / 2 + offset % group;
+        for (int64_t dim = 0; dim < call->k_dim; dim += PANEL) {
+            const int64_t half = std::min<int64_t>(PANEL, call->k_dim - dim) / 2;
+            for (int64_t i = 0; i < half; i += PER_WORD, k += group * PER_WORD) {
+                u32x16 bytes[PER_WORD];
+                for (int w = 0; w < PER_WORD; w++) bytes[w] = read_as<u32x16>(k + w * group);
+                put_words(bytes, k_to + (dim + i) * PANEL, k_to + (dim + half + i) * PANEL);
+            }
+        }
+        for (int64_t column = 0; column < call->v_dim; column += PANEL, v_to += PANEL * PANEL) {
+            const int64_t half = std::min<int64_t>(PANEL, call->v_dim - column) / 2;
+            const uint8_t* from = v + column * size / 2 + offset * half;
+            for (int64_t key = 0; key < LANES; key += PER_WORD) {
+                u32x16 bytes[PER_WORD];
+                for (int w = 0; w < PER_WORD; w++) bytes[w] = load_bytes(from + (key + w) * half, half);
+                Value* to = v_to + key * PANEL;
+                put_words(bytes, to, to + half * PER_WORD);
+            }
+        }
+    }
+
+    static u32x16 load_bytes(const uint8_t* from, int64_t count) {
+        if (count == LANES) return read_as<u32x16>(from);
+        uint8_t padded[LANES] = {};
+        memcpy(padded, from, count);
+        return read_as<u32x16>(padded);
+    }
+
+    // Writes 16 words of the values in the low bits and 16 words of those in the high bits, which may
+    // overlap the end of the first words.
+    static void put_words(const u32x16 (&bytes)[PER_WORD], Value* low, Value* high) {
+        if constexpr (PER_WORD == 1) {
+            store(low, to_floats((i32x16)(bytes[0] & 15) - 8));
+            store(high, to_floats((i32x16)(bytes[0] >> 4) - 8));
+        } else {
+            const u32x16 both = bytes[0] + (bytes[1] << 16);
+            write_as((uint32_t*)low, int4_pairs(both & 0x000f000f));
+            write_as((uint32_t*)high, int4_pairs(both >> 4 & 0x000f000f));
         }
     }
 

@@ -62,6 +62,19 @@ inline f32x16 rounded(f32x16 values) {
     return load(memory);
 }
 
+// The values n - 8 of two int4 numbers n in each lane, in the low bits of its halves, as two bfloat16,
+// which hold them exactly.
+inline u32x16 int4_pairs(u32x16 pairs) {
+#if defined(__AVX512BW__)
+    static constexpr uint16_t value[32] = {
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+    };
+    return (u32x16)_mm512_permutexvar_epi16((__m512i)pairs, _mm512_loadu_si512(value));
+#else
+    return ((u32x16)to_floats((i32x16)(pairs & 15) - 8) >> 16) + (u32x16)to_floats((i32x16)(pairs >> 16) - 8);
+#endif
+}
+
 inline f32x16 maximum(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     // Returns the second operand if either is NaN, like the other branch.

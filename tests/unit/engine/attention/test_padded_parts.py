@@ -15,8 +15,8 @@ from kvrelay.engine.attention.packed_step import PackedShape, PackedStep
 from kvrelay.engine.attention.padded_parts import PaddedParts
 from kvrelay.engine.attention.ragged_batch import store
 from kvrelay.engine.attention.sdpa import SdpaDecoding
-from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.quantised_kv import STORED, dequantise, quantise
 from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
@@ -35,7 +35,7 @@ NUM_BLOCKS = 24
     window=st.none() | st.integers(1, 12),
     softcap=st.sampled_from([None, None, 2.0]),
     with_sinks=st.booleans(),
-    kv_dtype=st.sampled_from(["float32", "float32", "int8"]),
+    kv_dtype=st.sampled_from(["float32", "float32", "int8", "int4"]),
     key_bytes=st.sampled_from([1, 2000, 2**29]),
 )
 def test_equals_the_definition(
@@ -52,7 +52,7 @@ def test_equals_the_definition(
     query_heads, kv_heads, k_dim, v_dim = shape
     generator = torch.Generator().manual_seed(seed)
     kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), SIZE, kv_dtype), NUM_BLOCKS)
-    kv.buffer.fill_(255)  # NaN, of int8 the scales: what nobody wrote must not be read
+    kv.buffer.fill_(255)  # NaN, of quantised KV the scales: what nobody wrote must not be read
     free = random.Random(seed).sample(range(NUM_BLOCKS), NUM_BLOCKS)
     sinks = torch.randn(query_heads, generator=generator) if with_sinks else None
     parts, new_tensors, expected = [], [], []
@@ -65,8 +65,11 @@ def test_equals_the_definition(
         store(kv.layers[0], torch.tensor(past.slots(SIZE), dtype=torch.long), k[:-1], v[:-1])
         parts.append(part)
         new_tensors.append((q, k[-1:], v[-1:]))
-        if kv_dtype == "int8":
-            k, v = (dequantise(*quantise(tensor), torch.float32) for tensor in (k, v))
+        if kv_dtype != "float32":
+            k, v = (
+                dequantise(*quantise(tensor, STORED[kv_dtype], keys=keys), torch.float32, keys=keys)
+                for tensor, keys in ((k, True), (v, False))
+            )
         expected.append(naive(q, k, v, length - 1, 0.3, window, softcap, sinks))
     step = Step([0] * len(lengths), parts, [])
     width = max(len(part.blocks) for part in parts) + spare

@@ -17,8 +17,8 @@ from kvrelay.engine.attention import reference_attention
 from kvrelay.engine.attention.paged_attention import paged_attention
 from kvrelay.engine.attention.ragged_batch import RaggedBatch, SequencePart, store
 from kvrelay.engine.attention.reference_attention import explicit_attention
-from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.quantised_kv import STORED, dequantise, quantise
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 BLOCK_SIZE = 4
@@ -38,7 +38,7 @@ NUM_BLOCKS = 24
     softcap=st.sampled_from([None, None, 2.0]),
     with_sinks=st.booleans(),
     scale=st.none() | st.floats(0.05, 1.5),
-    kv_dtype=st.sampled_from(["float32", "float32", "int8"]),
+    kv_dtype=st.sampled_from(["float32", "float32", "int8", "int4"]),
 )
 def test_equals_the_definition(
     seed: int,
@@ -53,7 +53,7 @@ def test_equals_the_definition(
     query_heads, kv_heads, k_dim, v_dim = shape
     generator = torch.Generator().manual_seed(seed)
     kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), BLOCK_SIZE, kv_dtype), NUM_BLOCKS)
-    kv.buffer.fill_(255)  # NaN, of int8 the scales: what nobody wrote must not be read
+    kv.buffer.fill_(255)  # NaN, of quantised KV the scales: what nobody wrote must not be read
     free = list(range(NUM_BLOCKS))
     shuffle = random.Random(seed).shuffle
     plan: list[SequencePart] = []
@@ -81,8 +81,11 @@ def test_equals_the_definition(
         slots += all_slots[past:]
         new_tensors.append((q, k[past:], v[past:]))
         true_scale = k_dim**-0.5 if scale is None else scale
-        if kv_dtype == "int8":
-            k, v = (dequantise(*quantise(tensor), torch.float32) for tensor in (k, v))
+        if kv_dtype != "float32":
+            k, v = (
+                dequantise(*quantise(tensor, STORED[kv_dtype], keys=keys), torch.float32, keys=keys)
+                for tensor, keys in ((k, True), (v, False))
+            )
         expected.append(naive(q, k, v, past, true_scale, window, softcap, sinks))
     query, key, value = (
         torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True)

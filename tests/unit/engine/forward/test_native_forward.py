@@ -41,6 +41,14 @@ def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def odd_for_int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a llama, with heads that int4 holds."""
+    return build(
+        "llama", tmp_path_factory.mktemp("int4"), intermediate_size=50, head_dim=12, hidden_size=44
+    )
+
+
 def load(folder: Path, *, weights: Weights = "auto", **options: str) -> ModelRunner:
     runner = ModelRunner.load(
         str(folder), block_size=16, kv_bytes=1 << 20, weights=weights, **options
@@ -70,13 +78,14 @@ def chunked(
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_depend_on_the_sequence_alone(
-    odd_model: Path, dtype: str, kv_dtype: str, weights: Weights
+    odd_model: Path, odd_for_int4: Path, dtype: str, kv_dtype: str, weights: Weights
 ) -> None:
     """To the bit: not on chunks, nor on the batch, nor on whether the step is recorded."""
-    runner = load(odd_model, dtype=dtype, kv_dtype=kv_dtype, weights=weights)
+    folder = odd_for_int4 if kv_dtype == "int4" else odd_model
+    runner = load(folder, dtype=dtype, kv_dtype=kv_dtype, weights=weights)
     one_by_one = chunked(runner, PROMPT, 1)
     every = runner.forward([segment(PROMPT)], range(len(PROMPT)))
     assert torch.equal(every, one_by_one)
@@ -301,6 +310,12 @@ def test_the_kernels_order_has_another_hash(tiny_model: Callable[[str], Path]) -
     )
     assert native.layout_hash != torchs.layout_hash
     assert native.layout.block_bytes == torchs.layout.block_bytes
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_int4_refuses_heads_that_it_cannot_hold(odd_model: Path, kernels: str) -> None:
+    with pytest.raises(ConfigError, match=r"int4 holds heads .* multiples of 4.*set int8 or auto"):
+        load(odd_model, kv_dtype="int4", kernels=kernels)
 
 
 def test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model(

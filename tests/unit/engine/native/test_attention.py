@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.quantised_kv import STORED, dequantise, quantise
 from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.types.kv_layout import KvLayout, LayerKv
+from kvrelay.types.kv_layout import KvLayout, LayerKv, holds_int4
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -42,14 +42,14 @@ class Shape:
     v_dim: int
     block_size: int
     dtype: torch.dtype
-    kv_dtype: str  # auto or int8
+    kv_dtype: str  # auto, int8 or int4
     window: int
     softcap: float
     with_sinks: bool
 
     @property
     def layout(self) -> KvLayout:
-        stored = NAMES[self.dtype] if self.kv_dtype == "auto" else "int8"
+        stored = NAMES[self.dtype] if self.kv_dtype == "auto" else self.kv_dtype
         return KvLayout(
             (LayerKv(self.kv_heads, self.k_dim, self.v_dim),),
             self.block_size,
@@ -88,16 +88,18 @@ SHAPES = st.builds(
     v_dim=st.sampled_from([1, 8, 24, 32, 40, 64]),
     block_size=st.sampled_from([16, 32, 48, 64]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    kv_dtype=st.sampled_from(["auto", "auto", "int8"]),
+    kv_dtype=st.sampled_from(["auto", "auto", "int8", "int4"]),
     window=st.sampled_from([0, 0, 1, 5, 16, 33, 50, 140]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     with_sinks=st.booleans(),
-)
+).filter(lambda shape: shape.kv_dtype != "int4" or holds_int4(shape.layout.layers))
 LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(2, 1, 192, 128, 32, torch.bfloat16, "auto", 0, 0.0, False),
     Shape(2, 1, 192, 128, 16, torch.float32, "int8", 0, 0.0, False),
     Shape(1, 4, 256, 256, 32, torch.float32, "auto", 9, 50.0, False),
     Shape(1, 64, 80, 40, 32, torch.bfloat16, "auto", 20, 0.0, True),
+    Shape(2, 1, 192, 128, 32, torch.bfloat16, "int4", 0, 0.0, False),
+    Shape(1, 4, 76, 44, 16, torch.float32, "int4", 9, 50.0, True),
 ]
 LENGTHS = st.lists(st.integers(1, 90) | st.integers(120, 270), min_size=1, max_size=3)
 
@@ -109,8 +111,13 @@ def definition(shape: Shape, sequence: Tensors) -> torch.Tensor:
     if shape.window:
         seen &= tokens[None, :] > tokens[:, None] - shape.window
     k, v = sequence.k, sequence.v
-    if shape.kv_dtype == "int8":
-        k, v = (dequantise(*quantise(tensor), torch.float64) for tensor in (k, v))
+    if shape.kv_dtype != "auto":
+        k, v = (
+            dequantise(
+                *quantise(tensor, STORED[shape.kv_dtype], keys=keys), torch.float64, keys=keys
+            )
+            for tensor, keys in ((k, True), (v, False))
+        )
     k, v = (tensor.double().repeat_interleave(shape.group, dim=1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", sequence.q.double(), k) * shape.k_dim**-0.5
     if shape.softcap:
@@ -241,24 +248,35 @@ def test_stored_values_are_in_the_order_that_the_layout_says(
     before = arena.kv.buffer.clone()
     arena.run(chunk)
     layer = arena.kv.layers[0]
-    size, word = shape.block_size, 4 // shape.dtype.itemsize
+    size, word, panel, packed = shape.block_size, 4 // shape.dtype.itemsize, 32, 1
+    if shape.kv_dtype == "int4":
+        word, panel, packed = 1, 16, 2
     (table,) = arena.tables
     keys = [
-        torch.stack([keys_of(head, shape.k_dim, size, word) for head in layer.k[block]], 1)
+        torch.stack(
+            [keys_of(head, shape.k_dim // packed, size, word) for head in layer.k[block]], 1
+        )
         for block in table
     ]
     values = [
-        torch.stack([values_of(head, shape.v_dim, size, word) for head in layer.v[block]], 1)
+        torch.stack(
+            [values_of(head, shape.v_dim // packed, size, word, panel) for head in layer.v[block]],
+            1,
+        )
         for block in table
     ]
     found = [torch.cat(one)[:length] for one in (keys, values)]
-    if shape.kv_dtype == "int8":
+    if shape.kv_dtype != "auto":
         assert layer.k_scale is not None
         assert layer.v_scale is not None
-        for tensor, stored, scales in zip(
-            (sequence.k, sequence.v), found, (layer.k_scale, layer.v_scale), strict=True
+        for tensor, stored, scales, is_keys in zip(
+            (sequence.k, sequence.v),
+            found,
+            (layer.k_scale, layer.v_scale),
+            (True, False),
+            strict=True,
         ):
-            wanted, wanted_scale = quantise(tensor)
+            wanted, wanted_scale = quantise(tensor, STORED[shape.kv_dtype], keys=is_keys)
             assert torch.equal(stored, wanted)
             assert torch.equal(scales[table].transpose(1, 2).flatten(0, 1)[:length], wanted_scale)
     else:
@@ -277,11 +295,11 @@ def keys_of(head: torch.Tensor, dim: int, size: int, word: int) -> torch.Tensor:
     return head.view(size // group, dim // word, group, word).permute(0, 2, 1, 3).reshape(size, dim)
 
 
-def values_of(head: torch.Tensor, dim: int, size: int, word: int) -> torch.Tensor:
+def values_of(head: torch.Tensor, dim: int, size: int, word: int, panel: int) -> torch.Tensor:
     """A block's values of one head as [block_size, dim], from panels of columns, each
     [words][columns].
     """
-    panels = head.split([size * min(32, dim - column) for column in range(0, dim, 32)])
+    panels = head.split([size * min(panel, dim - column) for column in range(0, dim, panel)])
     return torch.cat(
         [panel.view(size // word, -1, word).transpose(1, 2).reshape(size, -1) for panel in panels],
         1,
@@ -289,7 +307,7 @@ def values_of(head: torch.Tensor, dim: int, size: int, word: int) -> torch.Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
 def test_what_is_no_number_stays_visible_in_its_sequence(dtype: torch.dtype, kv_dtype: str) -> None:
     shape = Shape(1, 2, 8, 32, 16, dtype, kv_dtype, 0, 0.0, False)
     good, bad = shape.sequence(40, 0), shape.sequence(40, 1)

@@ -47,7 +47,7 @@ def test_rows_and_values(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("kv_dtype", ["own", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["own", "int8", "int4"])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention(dtype: torch.dtype, kv_dtype: str, heads: int) -> None:
     own = "float32" if dtype == torch.float32 else "bfloat16"

@@ -51,6 +51,7 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     ("architecture", "kv_dtype"),
     [
         ("llama", "int8"),
+        ("llama", "int4"),
         pytest.param("qwen3", "auto", marks=pytest.mark.long),
         pytest.param("gemma2", "auto", marks=pytest.mark.long),
         ("mixtral", "auto"),
@@ -68,7 +69,7 @@ def test_ragged_and_chunked_as_one_process(
         assert shared.layout.block_bytes == alone.layout.block_bytes
         assert shared.kernels == "torch"
         assert "2 ranks" in shared.without_kernels
-        if kv_dtype == "auto":  # a value that is rounded to another int8 differs by more
+        if kv_dtype == "auto":  # a value that is rounded to another integer differs by more
             difference = (logits(shared) - logits(alone)).abs().max()
             print(f"{architecture}: largest logit difference {difference:.2e}")
             assert difference < 1e-4

@@ -1,4 +1,4 @@
-"""Workers whose KV is int8: half the hand-off."""
+"""Workers whose KV is int8 or int4: half and a quarter of the hand-off."""
 
 from __future__ import annotations
 
@@ -43,12 +43,19 @@ async def relay(prefill: Session, decode: Session, transport: str) -> tuple[list
     return [*first.token_ids, *await decode.answer()], handed_off.handoff
 
 
-@pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
-async def test_int8_kv_gives_the_tokens_of_the_local_path(
-    tiny_model: Callable[..., Path], transport: str
+@pytest.mark.parametrize(
+    ("dtype", "transport"),
+    [
+        *(("int8", name) for name in ("memory", "shm", "grpc", "gloo")),
+        ("int4", "shm"),
+        ("int4", "grpc"),
+    ],
+)
+async def test_quantised_kv_gives_the_tokens_of_the_local_path(
+    tiny_model: Callable[..., Path], dtype: str, transport: str
 ) -> None:
     async with workers(
-        tiny_model("llama"), config("int8"), "prefill-0", "decode-0", "decode-1"
+        tiny_model("llama"), config(dtype), "prefill-0", "decode-0", "decode-1"
     ) as running:
         prefill, decode, alone = [
             await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")
@@ -57,7 +64,8 @@ async def test_int8_kv_gives_the_tokens_of_the_local_path(
         assert (handoff.transport, handoff.blocks) == (transport, 8)
         assert handoff.bytes == 8 * handoff.block_bytes
         # Tokens, layers, K and V, heads, values and scale
-        assert handoff.block_bytes == 8 * 2 * 2 * 2 * (12 + 2)
+        vector = {"int8": 12, "int4": 6}[dtype]
+        assert handoff.block_bytes == 8 * 2 * 2 * 2 * (vector + 2)
         await alone.send(RunLocal(spec("local")))
         assert await alone.answer() == tokens
         for info in await running.settled():

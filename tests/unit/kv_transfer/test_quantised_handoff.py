@@ -21,12 +21,14 @@ TARGETS = [12, 2, 3, 4, 31, 0, 7, 6, 5, 21, 22, 23, 1, 19, 18]
 NEW_TOKENS = 12
 
 
-@pytest.fixture
-def runner(tiny_model: Callable[[str], Path]) -> Callable[[], ModelRunner]:
+@pytest.fixture(params=["int8", "int4"])
+def runner(
+    request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]
+) -> Callable[[], ModelRunner]:
     def load() -> ModelRunner:
         folder = str(tiny_model("llama"))
         return ModelRunner.load(
-            folder, block_size=4, kv_dtype="int8", kv_bytes=2**16, max_model_len=64
+            folder, block_size=4, kv_dtype=request.param, kv_bytes=2**16, max_model_len=64
         )
 
     return load
