@@ -23,6 +23,11 @@ class Lengths(Protocol):
         ...
 
     @property
+    def longest(self) -> int:
+        """Length that at most one draw in 10,000 exceeds."""
+        ...
+
+    @property
     def mean(self) -> float:
         """Expected length."""
         ...
@@ -38,6 +43,11 @@ class Uniform:
 
     low: int
     high: int
+
+    @property
+    def longest(self) -> int:
+        """Longest length."""
+        return self.high
 
     @property
     def mean(self) -> float:
@@ -70,6 +80,12 @@ class LogNormal:
     high: int
 
     @property
+    def longest(self) -> int:
+        """Length that at most one draw in 10,000 exceeds."""
+        drawn = self.median * math.exp(self.sigma * _NORMAL.inv_cdf(1 - 1e-4))
+        return max(self.low, min(self.high, math.ceil(drawn)))
+
+    @property
     def mean(self) -> float:
         """Expected length. The part between the bounds is exp(mu + sigma^2 / 2) (F(b - sigma) - F(a
         - sigma)). F is the standard normal distribution function; a and b are (ln x - mu) / sigma
@@ -93,9 +109,8 @@ class LogNormal:
         )
 
     def __str__(self) -> str:
-        return (
-            f"lognormal:median={self.median:g},sigma={self.sigma:g},min={self.low},max={self.high}"
-        )
+        text = f"lognormal:median={self.median:.12g},sigma={self.sigma:.12g},min={self.low}"
+        return text if self.high == _MOST else f"{text},max={self.high}"
 
 
 def parse_lengths(text: str, field: str) -> Lengths:

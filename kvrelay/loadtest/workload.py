@@ -10,6 +10,7 @@ from itertools import repeat
 from random import Random
 from typing import Any
 
+from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.arrivals import arrival_times
 from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.rate import Rate, rate_text
@@ -103,6 +104,19 @@ class Workload:
         ids = list(range(vocab_size))
         most = max_model_len + 1 if max_model_len else sys.maxsize
         return (self._request(at, ids, most, random) for at in times)
+
+    def check_fits(self, model: str, max_model_len: int) -> None:
+        """Raises InvalidArgument if requests do not fit into the model's context. max_model_len: 0
+        if unknown.
+        """
+        longest = self.prompt_tokens.longest + self.output_tokens.longest
+        if max_model_len and longest > max_model_len:
+            raise InvalidArgument(
+                f"--prompt-tokens {self.prompt_tokens} and --output-tokens {self.output_tokens} "
+                f"make requests of up to {longest} tokens, and the context of {model} holds "
+                f"{max_model_len}; give lengths that add up to at most {max_model_len}",
+                field="prompt_tokens",
+            )
 
     def options(self) -> dict[str, Any]:
         """Returns the options of the workload as JSON values."""

@@ -53,6 +53,8 @@ def run_test(
 
     async def go() -> Report:
         async with _opened(settings) as (target, stop):
+            if isinstance(load, Workload):
+                load.check_fits(target.model.id, target.model.max_model_len)
             options = _options(settings, target, load) | {"concurrency": concurrency}
             plan: Plan = load.plan(_vocab_size(settings, target, load), target.model.max_model_len)
             endless = (
@@ -81,6 +83,7 @@ def run_sweep(
 
     async def go() -> Sweep:
         async with _opened(settings) as (target, stop):
+            load.check_fits(target.model.id, target.model.max_model_len)
             tried = 0
 
             async def offer(rate: float) -> Report:

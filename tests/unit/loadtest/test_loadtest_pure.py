@@ -78,6 +78,20 @@ def test_arrivals_end_at_what_comes_first(
 )
 def test_lengths_are_read(text: str, lengths: object) -> None:
     assert parse_lengths(text, "prompt_tokens") == lengths
+    assert parse_lengths(str(lengths), "prompt_tokens") == lengths
+
+
+def test_a_bound_that_nobody_gave_is_not_told() -> None:
+    lengths = parse_lengths("lognormal:median=1234567,sigma=1", "prompt_tokens")
+    assert str(lengths) == "lognormal:median=1234567,sigma=1,min=1"
+
+
+def test_few_draws_exceed_the_longest_length() -> None:
+    random = Random(3)
+    lengths = LogNormal(400, 0.8, 32, 10**6)
+    assert sum(lengths.draw(random) > lengths.longest for _ in range(100_000)) < 30
+    assert LogNormal(400, 0.8, 32, 2048).longest == 2048
+    assert LogNormal(1, 0.1, 32, 2048).longest == 32
 
 
 @pytest.mark.parametrize(
@@ -139,6 +153,17 @@ def test_planned_requests_are_within_bounds() -> None:
         assert request.token_ids is None
         assert request.prompt is not None
         assert 3 <= len(request.prompt.split()) <= 9
+
+
+def test_a_load_beyond_the_context_is_refused() -> None:
+    workload().check_fits("demo", 13)
+    workload().check_fits("demo", 0)
+    with pytest.raises(
+        InvalidArgument,
+        match=r"^--prompt-tokens 3-9 and --output-tokens 1-4 make requests of up to 13 tokens, and "
+        r"the context of demo holds 12; give lengths that add up to at most 12$",
+    ):
+        workload().check_fits("demo", 12)
 
 
 def test_tpot_leaves_the_first_token_out() -> None:

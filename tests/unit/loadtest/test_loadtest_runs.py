@@ -454,6 +454,17 @@ def test_a_vocabulary_that_is_not_told_must_be_given(capsys: Output) -> None:
         assert loadtest("--target", target, "--num-requests", "1", "--text") == 0
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_prompts_beyond_the_context_are_not_sent(command: str, capsys: Output) -> None:
+    server = HttpServer()
+    slo = ["--goodput", "e2e:1000"] if command == "sweep" else []
+    load = ["--target", "", "--prompt-tokens", "100000", "--num-requests", "1", *slo]
+    with http_serving(server) as load[1]:
+        assert run(["loadtest", command, *load]) == 2
+    assert not server.bodies
+    assert "--prompt-tokens 100000" in capsys.readouterr().err
+
+
 def test_a_server_without_a_model_is_named(capsys: Output) -> None:
     server = HttpServer()
     server.model = {}
