@@ -44,7 +44,7 @@ class AdminClient:
         token: str | None = None,
         tls: Tls = False,
     ) -> None:
-        check_target(target)
+        check_target(target, "admin")
         self.target = target
         self._timeout = timeout
         self._metadata = bearer(token)
@@ -164,4 +164,4 @@ class AdminClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise with_hint(error_from_rpc(error, self.target)) from None
+            raise with_hint(error_from_rpc(error, self.target), "admin") from None

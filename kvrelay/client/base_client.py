@@ -42,13 +42,13 @@ def channel_options(target: str) -> tuple[tuple[str, int | str], ...]:
     return _CHANNEL_OPTIONS
 
 
-def check_target(target: str) -> None:
-    """Raises InvalidArgument unless `target` is HOST:PORT."""
+def check_target(target: str, listener: str) -> None:
+    """Raises InvalidArgument unless `target` is HOST:PORT. listener: grpc or admin."""
     match = _TARGET.match(target)
     if match is None or not 1 <= int(match[2]) <= 65535:
         raise InvalidArgument(
-            f"{target!r:.200} is not a target; give HOST:PORT without http://, with a port "
-            "from 1 to 65535",
+            f"{target!r:.200} is not a target; give HOST:PORT without http://, with a port from 1 "
+            f"to 65535, such as the address behind `{listener}=` in the line `kvrelay ready`",
             field="target",
         )
 
@@ -99,7 +99,7 @@ class BaseClient:
                 "targets is empty; give HOST:PORT of at least one router", field="targets"
             )
         for target in self.targets:
-            check_target(target)
+            check_target(target, "grpc")
         self._timeout = timeout
         self._policy = retry or RetryPolicy()
         self._metadata = bearer(token)
@@ -152,7 +152,7 @@ class BaseClient:
         not cancelled the call. gRPC also reports CANCELLED for calls that a server had not yet
         accepted when it shut down; these become Unavailable.
         """
-        typed = with_hint(error_from_rpc(error, self.targets[index]))
+        typed = with_hint(error_from_rpc(error, self.targets[index]), "grpc")
         if isinstance(typed, Cancelled) and not self._closed:
             return Unavailable(f"{self.targets[index]}: the server ended the call")
         return typed

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from kvrelay.errors import Code, KvRelayError
 
+ADDRESSES = {
+    name: f"give the address behind `{name}=` in the line `kvrelay ready`"
+    for name in ("grpc", "http", "admin")
+}
+"""What to do if a port is not the one that was meant, by the name of the right listener."""
 NOTHING_LISTENS = (
     "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its line "
     "`kvrelay ready`"
 )
-# (code, text in the message, advice). The first match applies.
+# (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES.
 _MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
 _HINTS = (
     (
@@ -21,8 +26,7 @@ _HINTS = (
     (
         Code.UNAVAILABLE,
         "Failed parsing HTTP/2",
-        "that port speaks HTTP/1.1; give the address behind `grpc=`, or `admin=` for operators' "
-        "calls, in the line `kvrelay ready`",
+        "that port speaks HTTP/1.1, not gRPC; {give}",
     ),
     (
         Code.UNAVAILABLE,
@@ -44,13 +48,12 @@ _HINTS = (
     (
         Code.UNIMPLEMENTED,
         "Method not found",
-        "that port has another service: answers come from `grpc=` and operators' calls go to "
-        "`admin=` in the line `kvrelay ready`",
+        "that port has another service; {give}",
     ),
     (
         Code.DEADLINE_EXCEEDED,
         "Deadline Exceeded",
-        _MORE_TIME,
+        f"no answer within the timeout; {_MORE_TIME}",
     ),
     (
         Code.DEADLINE_EXCEEDED,
@@ -70,26 +73,30 @@ _HINTS = (
 )
 
 
-# What gRPC's library saw is of no use here: words in its message, and what replaces them.
+# Words in messages of gRPC's library that are of no use here. The advice replaces them.
 _NOISE = (
-    ("Failed parsing HTTP/2", "cannot connect"),
-    ("lookup", "cannot connect"),
-    ("Method not found", "the call is unknown there"),
-    ("Received message larger than max", "the request is too large"),
-    ("Deadline Exceeded", "no answer within the timeout"),
+    "Failed parsing HTTP/2",
+    "lookup",
+    "Method not found",
+    "Received message larger than max",
+    "Deadline Exceeded",
 )
 
 
-def with_hint(error: KvRelayError) -> KvRelayError:
+def with_hint(error: KvRelayError, listener: str) -> KvRelayError:
     """Returns the same error. If there is advice for the error, its message now ends with it.
 
-    The message begins with the address and a colon.
+    listener: the one that the client calls, grpc or admin. The message begins with the address and
+    a colon.
     """
     for code, words, hint in _HINTS:
         if error.code is code and words in error.message:
-            host, port, _ = error.message.split(":", 2)
-            short = (f"{host}:{port}: {said}" for noise, said in _NOISE if noise == words)
-            error.message = f"{next(short, error.message)}. {hint[0].upper()}{hint[1:]}"
+            told = hint.format(give=ADDRESSES[listener])
+            if words in _NOISE:
+                host, port, _ = error.message.split(":", 2)
+                error.message = f"{host}:{port}: {told}"
+            else:
+                error.message = f"{error.message}. {told[0].upper()}{told[1:]}"
             error.args = (error.message,)
             break
     return error

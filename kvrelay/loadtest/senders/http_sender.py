@@ -10,7 +10,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from kvrelay.client.connection import OPEN, Connection
-from kvrelay.client.hints import NOTHING_LISTENS
+from kvrelay.client.hints import ADDRESSES, NOTHING_LISTENS
 from kvrelay.errors import (
     DeadlineExceeded,
     Internal,
@@ -68,7 +68,14 @@ class HttpSender:
         KvRelayError.
         """
         async with self._call("GET", "/v1/models") as response:
-            models = await response.json()
+            try:
+                models = await response.json()
+            except (Internal, NotFound) as error:
+                if response.status not in (200, 404):
+                    raise
+                raise NotFound(
+                    f"that server has no /v1/models (HTTP {response.status}); {ADDRESSES['http']}"
+                ) from error
             with _readable("/v1/models"):
                 found = tuple(
                     ModelInfo(

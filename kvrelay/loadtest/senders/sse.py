@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from kvrelay.client.hints import ADDRESSES
 from kvrelay.errors import Code, Internal, KvRelayError, Unavailable, error_for
 
 
@@ -93,10 +94,7 @@ async def _line(reader: asyncio.StreamReader) -> str:
     except ValueError as error:
         raise Internal("a line of the answer is too long") from error
     if not line.endswith(b"\n"):
-        raise Unavailable(
-            "the connection was closed before the answer; is that the HTTP port, which the line "
-            "`kvrelay ready` shows behind http=?"
-        )
+        raise Unavailable(f"the connection was closed before the answer; {ADDRESSES['http']}")
     return line.decode("latin-1").rstrip("\r\n")
 
 

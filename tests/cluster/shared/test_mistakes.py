@@ -22,20 +22,22 @@ from support.running_cluster import RunningCluster
 import kvrelay
 
 ROOT = Path(__file__).resolve().parents[3]
-HTTP = "that port speaks HTTP/1.1; give the address behind `grpc=`"
-OTHER = "that port has another service: answers come from `grpc=`"
+HTTP = "that port speaks HTTP/1.1, not gRPC; give the address behind"
+OTHER = "that port has another service; give the address behind"
 NOTHING = "nothing listens there; start a cluster with `kvrelay serve`"
 # (command line, exit code, words of the line)
 MISTAKES = [
     ("generate hi --target 127.0.0.1:{free}", 1, NOTHING),
     ("chat --target 127.0.0.1:{free}", 1, NOTHING),
     ("status --admin 127.0.0.1:{free}", 1, NOTHING),
-    ("generate hi --target {admin}", 1, OTHER),
-    ("status --admin {grpc}", 1, OTHER),
-    ("generate hi --target {http}", 1, HTTP),
-    ("status --admin {http}", 1, HTTP),
-    ("loadtest run --num-requests 1 --target {http}", 1, HTTP),
-    ("loadtest run --num-requests 1 --target http://{grpc}", 1, "is that the HTTP port"),
+    ("generate hi --target {admin}", 1, f"{OTHER} `grpc=`"),
+    ("chat --target {admin}", 1, f"{OTHER} `grpc=`"),
+    ("status --admin {grpc}", 1, f"{OTHER} `admin=`"),
+    ("generate hi --target {http}", 1, f"{HTTP} `grpc=`"),
+    ("status --admin {http}", 1, f"{HTTP} `admin=`"),
+    ("loadtest run --num-requests 1 --target {admin}", 1, f"{OTHER} `grpc=`"),
+    ("loadtest run --num-requests 1 --target {http}", 1, f"{HTTP} `grpc=`"),
+    ("loadtest run --num-requests 1 --target http://{grpc}", 1, "give the address behind `http=`"),
     ("generate hi --target http://{http}", 2, "give HOST:PORT without http://"),
     ("generate hi --target localhost", 2, "give HOST:PORT without http://"),
     ("generate hi --target nowhere.invalid:1", 1, "no host has that name; give HOST:PORT"),

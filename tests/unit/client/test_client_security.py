@@ -140,18 +140,23 @@ def test_a_failed_connection_says_what_to_do(pair: tuple[bytes, bytes], tmp_path
         assert "speaks no TLS: leave out the CA" in said(target, tls=pair[1])
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        assert "That port speaks HTTP/1.1; give the address behind `grpc=`" in said(
-            f"127.0.0.1:{web.server_port}"
-        )
+        where = f"127.0.0.1:{web.server_port}"
+        speaks = f"{where}: that port speaks HTTP/1.1, not gRPC; give the address behind"
+        assert said(where) == f"{speaks} `grpc=` in the line `kvrelay ready`"
+        with AdminClient(where) as admin, pytest.raises(kvrelay.Unavailable) as caught:
+            admin.status()
+        assert caught.value.message == f"{speaks} `admin=` in the line `kvrelay ready`"
         web.shutdown()
-    assert "No host has that name" in said("no-such-host.invalid:1")
+    assert "no host has that name" in said("no-such-host.invalid:1")
     empty = grpc.server(ThreadPoolExecutor(1))
     port = empty.add_insecure_port("127.0.0.1:0")
     empty.start()
-    assert "that port has another service" in said(f"127.0.0.1:{port}").lower()
+    assert "that port has another service; give the address behind `grpc=`" in said(
+        f"127.0.0.1:{port}"
+    )
     with (
         AdminClient(f"127.0.0.1:{port}") as admin,
-        pytest.raises(kvrelay.Unimplemented, match="another service"),
+        pytest.raises(kvrelay.Unimplemented, match="service; give the address behind `admin=`"),
     ):
         admin.status()
     empty.stop(None).wait()

@@ -476,7 +476,19 @@ def test_a_server_without_a_model_is_named(capsys: Output) -> None:
 def test_what_is_no_http_server_is_named(capsys: Output) -> None:
     with serving(ScriptedRouter()) as target:
         assert loadtest("--target", f"http://{target}", "--timeout", "5") == 1
-    assert target in capsys.readouterr().err
+    assert re.search(f"{target}: .*; give the address behind `http=`", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_web_server_without_the_api_is_named(status: int, capsys: Output) -> None:
+    class Pages(HttpServer):
+        async def models(self, request: Request) -> Response:
+            return Response("<html>", status)
+
+    with http_serving(Pages()) as target:
+        assert loadtest("--target", target, "--num-requests", "1") == 1
+    told = f"that server has no /v1/models (HTTP {status}); give the address behind `http=` in"
+    assert told in capsys.readouterr().err
 
 
 def test_what_a_server_says_it_sent_is_believed_and_nulls_are_nothing(tmp_path: Path) -> None:
