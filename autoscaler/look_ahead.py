@@ -17,6 +17,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.planning.demand import Demand, LatencySlo
 from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
 from kvrelay.planning.profile import Profile
+from kvrelay.planning.quantity import plain
 from kvrelay.planning.worker_kind import FlatKv, LinearCosts, WorkerKind
 from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RECENT, RequestShape, RouterLoad
@@ -153,14 +154,14 @@ class LookAhead:
     ) -> Foreseen:
         ratio, work = self._corrections[pool].ratio, demand.workload
         if pool == "prefill":
-            latency = f"TTFT {demand.slo.ttft_s * 1000:g} ms"
-            each = f"{work.mean_prompt:.4g} prompt tokens, {work.cached_share:.0%} cached"
+            latency = f"TTFT {plain(demand.slo.ttft_s * 1000)} ms"
+            each = f"{plain(work.mean_prompt, 4)} prompt tokens, {work.cached_share:.0%} cached"
         else:
-            latency = f"ITL {demand.slo.itl_s * 1000:g} ms"
-            each = f"{work.mean_answer:.4g} tokens"
+            latency = f"ITL {plain(demand.slo.itl_s * 1000)} ms"
+            each = f"{plain(work.mean_answer, 4)} tokens"
         text = (
-            f"slo: {work.rate:.3g} requests/s in {self._ahead_s[pool]:.3g} s ({present:.3g} now) "
-            f"of {each}, measured load {ratio:.2g} x expected"
+            f"slo: {plain(work.rate, 3)} requests/s in {plain(self._ahead_s[pool], 3)} s "
+            f"({plain(present, 3)} now) of {each}, measured load {plain(ratio, 2)} x expected"
         )
         if pool == "prefill" and not work.rate:
             # The policy's min_replicas may be 0.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.config.autoscaling_policy import MetricName, MetricTarget, PoolPolicy
 from kvrelay.config.section import MAX_POOL
+from kvrelay.planning.quantity import plain
 
 _TOTALS = ("queue_depth", "queue_tokens")
 # Highest busy share that the same load may cause in a smaller pool.
@@ -213,8 +214,8 @@ def _answer(
         workers, ratio = snapshot.ready, value / metric.target
         wanted = workers * ratio
     text = (
-        f"{metric.name} {value:.4g} over {workers} worker{'s' * (workers != 1)} / target "
-        f"{metric.target:.4g}"
+        f"{metric.name} {plain(value, 4)} over {workers} worker{'s' * (workers != 1)} / target "
+        f"{plain(metric.target, 4)}"
     )
     if abs(ratio - 1) <= tolerance + _ROUNDING:
         return snapshot.size, f"{text} is within tolerance {tolerance:g}"

@@ -41,35 +41,33 @@ class Limit:
 
     least: float
     most: float
+    # What bounds the number before `most` does, in words.
+    end: str = ""
 
     def __str__(self) -> str:
         if self.least == _ABOVE_ZERO:
             return f"above 0, at most {self.most:g}"
-        return (
-            f"{self.least:g} to {self.most:g}"
-            if self.most < INT32
-            else f"{self.least} to {self.most}"
-        )
+        return f"{self.least:g} to {self.end or format(self.most, 'g')}"
 
 
 _ABOVE_ZERO = math.ulp(0.0)
 
 LIMITS: Mapping[str, Limit] = {
-    "max_tokens": Limit(1, INT32),
+    "max_tokens": Limit(1, INT32, "the end of the model's context"),
     "temperature": Limit(0.0, 100.0),
     "top_p": Limit(_ABOVE_ZERO, 1.0),
     "min_p": Limit(0.0, 1.0),
     "presence_penalty": Limit(-2.0, 2.0),
     "frequency_penalty": Limit(-2.0, 2.0),
     "repetition_penalty": Limit(0.01, 100.0),
-    "top_k": Limit(0, INT32),
-    "min_tokens": Limit(0, INT32),
+    "top_k": Limit(0, INT32, "the size of the vocabulary"),
+    "min_tokens": Limit(0, INT32, "max_tokens"),
     "logprobs": Limit(0, MAX_LOGPROBS),
     "prompt_logprobs": Limit(0, MAX_LOGPROBS),
-    "thinking_token_budget": Limit(0, INT32),
+    "thinking_token_budget": Limit(0, INT32, "max_tokens"),
 }
 # For clients; the sampler accepts any integer.
-SEED = Limit(0, MAX_SEED)
+SEED = Limit(0, MAX_SEED, "2^63 - 1")
 _LIMITS = tuple(LIMITS.items())
 _numbers = attrgetter(*LIMITS)
 

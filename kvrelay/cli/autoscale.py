@@ -13,6 +13,7 @@ from rich.progress import track
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.help_page import App
 from kvrelay.cli.output_options import PrintJson
+from kvrelay.planning.quantity import plain
 
 if TYPE_CHECKING:
     from autoscaler.queueing_model import WorkerSpeed
@@ -224,7 +225,7 @@ def _modelled(
         for verdict in replay.decide(Moment(index * interval, pools)):
             cluster.resize(verdict.pool, verdict.after)
             verdicts.append(verdict)
-    return verdicts, f"metrics of the queueing model, evaluated every {interval:.3g} s"
+    return verdicts, f"metrics of the queueing model, evaluated every {plain(interval, 3)} s"
 
 
 def _json(verdict: Verdict) -> dict[str, object]:

@@ -77,26 +77,29 @@ def profile(
     )
     with progress_bars() as progress:
         found = run(options, progress)
-    console().print(_view(found))
+    console().print(profile_view(found))
     if file is not None:
         write(file, json.dumps(found.to_json(), indent=1) + "\n")
         note(f"saved {file}")
 
 
-def _view(found: Profile) -> RenderableType:
+def profile_view(found: Profile) -> RenderableType:
+    """Renders the step times and their errors for a terminal of 80 columns."""
     from rich.console import Group
     from rich.table import Table
 
+    from kvrelay.planning.quantity import seconds
+
     costs = found.costs
     table = Table()
-    for column in ("step", "seconds", "error, rms", "largest"):
+    for column in ("step", "time", "error, rms", "largest"):
         table.add_column(column)
     formulas = {
-        "prefill": f"{costs.prefill_base_s:.3g} + {costs.prefill_token_s:.3g} tokens + "
-        f"{costs.prefill_token_context_s:.3g} tokens x context",
-        "decode": f"{costs.decode_base_s:.3g} + {costs.decode_sequence_s:.3g} sequences + "
-        f"{costs.decode_context_token_s:.3g} context tokens",
-        "handoff": f"{costs.handoff_base_s:.3g} + {costs.handoff_byte_s:.3g} bytes",
+        "prefill": f"{seconds(costs.prefill_base_s)} + {seconds(costs.prefill_token_s)} x tokens + "
+        f"{seconds(costs.prefill_token_context_s)} x tokens x context",
+        "decode": f"{seconds(costs.decode_base_s)} + {seconds(costs.decode_sequence_s)} x "
+        f"sequences + {seconds(costs.decode_context_token_s)} x context tokens",
+        "handoff": f"{seconds(costs.handoff_base_s)} + {seconds(costs.handoff_byte_s)} x bytes",
     }
     for name, text in formulas.items():
         errors = (f"{found.residuals[f'{name}_{kind}']:.1%}" for kind in ("rms", "most"))

@@ -23,6 +23,7 @@ from kvrelay.config.security import SecurityConfig
 from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.planning.profile import Profile
+from kvrelay.planning.quantity import plain
 from kvrelay.types.workers import POOLS
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -229,7 +230,7 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             sign = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
             ((relation, bound),) = context.items()
-            text = f"must be {sign[relation]} {bound:g}"
+            text = f"must be {sign[relation]} {plain(bound, 15)}"
         case "string_type" if error["loc"][0] == "listen":
             text = "must be HOST:PORT, such as 127.0.0.1:8000"
         case "string_too_short":

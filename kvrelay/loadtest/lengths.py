@@ -62,8 +62,8 @@ class Uniform:
         return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
 
 
-# Longest prompt or answer, in tokens.
-_MOST = 2**31 - 1
+# Longest prompt or answer, in tokens. No context holds more.
+_MOST = 10**8
 # Largest standard deviation of a logarithm; exp of larger values is out of any range.
 MAX_SIGMA = 10.0
 
@@ -123,8 +123,8 @@ def parse_lengths(text: str, field: str) -> Lengths:
         raise InvalidArgument(f"{field}: {text!r} ({error}); {_FORMS}", field=field) from error
     if not 1 <= lengths.low <= lengths.high <= _MOST:
         raise InvalidArgument(
-            f"{field}: {text!r:.80} has a length below 1 or above {_MOST}, or a range in the wrong "
-            "order",
+            f"{field}: {text!r:.80} has a length below 1 or above {_MOST:,}, or a range in the "
+            "wrong order",
             field=field,
         )
     return lengths
@@ -141,8 +141,8 @@ def _lognormal(text: str) -> LogNormal:
     if values.keys() != {"median", "sigma", "min", "max"}:
         raise ValueError("median and sigma are required; min and max are optional")
     median, sigma = float(values["median"]), float(values["sigma"])
-    if not (0 < median < 2**31 and 0 <= sigma <= MAX_SIGMA):
+    if not (0 < median <= _MOST and 0 <= sigma <= MAX_SIGMA):
         raise ValueError(
-            f"median must be above 0 and below 2147483648, and sigma from 0 to {MAX_SIGMA:g}"
+            f"median must be above 0 and at most {_MOST:,}, and sigma from 0 to {MAX_SIGMA:g}"
         )
     return LogNormal(median, sigma, int(values["min"]), int(values["max"]))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.planning.quantity import grouped, plain
 
 _FORMS = (
     "give R requests per second, inf, or a comma-separated list of stages R:SECONDS and "
@@ -114,7 +115,9 @@ def _stage(text: str) -> Stage:
         raise ValueError("the rates and seconds of a stage must be finite")
     for number in (stage.first, stage.last, stage.seconds):
         if number and math.isfinite(number) and not _LEAST <= number <= _MOST:
-            raise ValueError(f"{number:g} is outside of {_LEAST:g} to {_MOST:g}")
+            raise ValueError(
+                f"{plain(number)} is outside of {plain(_LEAST)} to {grouped(_MOST, 1)}"
+            )
     return stage
 
 

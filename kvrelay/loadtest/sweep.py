@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.planning.quantity import plain
 
 # Runs a test at a rate.
 Offer = Callable[[float], Awaitable[Report]]
@@ -50,7 +51,7 @@ class Sweep:
     def warnings(self) -> tuple[str, ...]:
         """The warnings of all runs, and warnings about runs that were too short."""
         return tuple(
-            f"at {rate:.4g}/s: {one}"
+            f"at {plain(rate, 4)}/s: {one}"
             for rate, report in self.runs
             for one in (*report.warnings, *_short(report))
         )
@@ -63,9 +64,9 @@ def _short(report: Report) -> tuple[str, ...]:
     if report.interrupted or lasted >= _LASTING * longest:
         return ()
     return (
-        f"the run sent requests for {lasted:.3g} s, less than {_LASTING} times the largest "
-        f"objective of {longest:g} s, so a growing queue may not be visible. Give a --duration of "
-        f"at least {_LASTING * longest:g}.",
+        f"the run sent requests for {plain(lasted, 3)} s, less than {_LASTING} times the largest "
+        f"objective of {plain(longest)} s, so a growing queue may not be visible. Give a "
+        f"--duration of at least {_LASTING * longest:g}.",
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvrelay.planning.demand import MAX_WORKERS, Demand
 from kvrelay.planning.disaggregated import missed_ttft
+from kvrelay.planning.quantity import plain
 from kvrelay.planning.queueing import Wait
 from kvrelay.planning.worker_kind import SPARE, WorkerKind, largest, slot_wait, smallest
 
@@ -53,7 +54,7 @@ def colocated(demand: Demand, kind: WorkerKind) -> ColocatedSize | str:
     if most < 1:
         return (
             f"a worker of {kind.degree} devices cannot decode one sequence within the ITL of "
-            f"{slo.itl_s * 1000:g} ms and its memory"
+            f"{plain(slo.itl_s * 1000)} ms and its memory"
         )
     allowed = 1 - slo.attainment
     found: dict[int, ColocatedSize | None] = {}
@@ -67,12 +68,13 @@ def colocated(demand: Demand, kind: WorkerKind) -> ColocatedSize | str:
         alone = _evaluate(demand, kind, MAX_WORKERS, most, mean)
         if alone is None:
             return (
-                f"the ITL of {slo.itl_s * 1000:g} ms leaves no time for prompts beside a decode "
-                "batch"
+                f"the ITL of {plain(slo.itl_s * 1000)} ms leaves no time for prompts beside a "
+                "decode batch"
             )
         return (
-            f"with chunks of {alone.chunk_tokens:,} tokens, as the ITL of {slo.itl_s * 1000:g} ms "
-            f"requires, {alone.missed:.1%} of the requests miss the SLO at any number of workers"
+            f"with chunks of {alone.chunk_tokens:,} tokens, as the ITL of "
+            f"{plain(slo.itl_s * 1000)} ms requires, {alone.missed:.1%} of the requests miss the "
+            "SLO at any number of workers"
         )
     size = found[workers]
     assert size is not None

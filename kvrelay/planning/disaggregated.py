@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from kvrelay.planning.demand import LINK_SHARE, MAX_WORKERS, Demand
+from kvrelay.planning.quantity import plain
 from kvrelay.planning.queueing import Wait, square_root_servers
 from kvrelay.planning.worker_kind import MAX_BATCH, WorkerKind, slot_wait, smallest
 
@@ -60,9 +61,9 @@ def prefill_pool(demand: Demand, kind: WorkerKind) -> PoolSize | str:
     slow = fsum(weight for seconds, weight in services if seconds > slo.ttft_s)
     if slow > allowed:
         return (
-            f"{slow:.1%} of the prompts take longer than the TTFT of {slo.ttft_s * 1000:g} ms on "
-            f"an idle worker of {kind.degree} devices; the mean prompt takes "
-            f"{demand.mean(services) * 1000:.4g} ms"
+            f"{slow:.1%} of the prompts take longer than the TTFT of {plain(slo.ttft_s * 1000)} ms "
+            f"on an idle worker of {kind.degree} devices; the mean prompt takes "
+            f"{plain(demand.mean(services) * 1000, 4)} ms"
         )
     mean_s, scv = demand.mean(services), demand.scv(services)
     offered = work.rate * mean_s
@@ -105,8 +106,8 @@ def decode_pool(demand: Demand, kind: WorkerKind, slots: int = MAX_BATCH) -> Poo
         alone = kind.costs.decode_s(1, mean)
         if by_latency < 1:
             return (
-                f"a decode step of one sequence takes {alone * 1000:.4g} ms on {kind.degree} "
-                f"devices, above the ITL of {slo.itl_s * 1000:g} ms"
+                f"a decode step of one sequence takes {plain(alone * 1000, 4)} ms on {kind.degree} "
+                f"devices, above the ITL of {plain(slo.itl_s * 1000)} ms"
             )
         return f"{kind.degree} devices do not hold the KV of one sequence of {mean:,.0f} tokens"
     allowed = _DECODE_PART * (1 - slo.attainment)

@@ -12,6 +12,7 @@ from kvrelay.models.model_files import StoredTensor
 from kvrelay.models.model_shape import ModelShape, model_shape
 from kvrelay.planning.model_memory import WEIGHT_DTYPES, ModelMemory
 from kvrelay.planning.model_table import PublishedModel
+from kvrelay.planning.quantity import plain
 
 # Names of dtypes in config.json.
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "mxfp4": "mxfp4"}
@@ -41,7 +42,7 @@ def published(model: PublishedModel, weights: str | None) -> PlannedModel:
     native = _SHORT.get(model.weights, model.weights)
     dtype = weights or native
     size = model.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{model.parameters / 1e9:.4g} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{plain(model.parameters / 1e9, 4)} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if dtype == native and model.weight_bytes:
         size, told = model.weight_bytes, "published checkpoint"
     memory = ModelMemory(shape, size, dtype, told)
@@ -66,7 +67,7 @@ def described(
     native = _native_dtype(config)
     dtype = weights or native
     size = shape.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{shape.parameters / 1e9:.4g} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{plain(shape.parameters / 1e9, 4)} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if tensors is not None:
         _check_parameters(name, shape, config, tensors)
         if weights is None:
@@ -112,6 +113,6 @@ def _check_parameters(
         return
     if abs(held - said) > _TOLERANCE * said:
         raise FailedPrecondition(
-            f"{name}: config.json describes {said / 1e9:.4g} B parameters, and the files of the "
-            f"weights hold {held / 1e9:.4g} B; they belong to different models"
+            f"{name}: config.json describes {plain(said / 1e9, 4)} B parameters, and the files of "
+            f"the weights hold {plain(held / 1e9, 4)} B; they belong to different models"
         )

@@ -21,7 +21,7 @@ from kvrelay.planning.device import Device, Efficiency
 from kvrelay.planning.handoff import Handoff, hand_off
 from kvrelay.planning.kv_size import KV_DTYPES, KvForm, KvSize
 from kvrelay.planning.model_source import PlannedModel
-from kvrelay.planning.quantity import decimal_bytes, kib
+from kvrelay.planning.quantity import decimal_bytes, kib, plain
 from kvrelay.planning.roofline import Roofline
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.planning.worker_kind import LinearCosts, StepCosts, WorkerKind
@@ -304,7 +304,7 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
     if "latent" in kinds:
         found.append(
             f"kvrelay's engine keeps expanded K and V of latent attention; the latent form takes "
-            f"{compact.bytes_per_token / 1024:.4g} KiB per token (--kv-form compact)"
+            f"{kib(compact.bytes_per_token)} per token (--kv-form compact)"
         )
     if any(layer.window for layer in question.model.shape.layers) and kv.form == "native":
         found.append(
@@ -324,7 +324,8 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
     if kv.bytes_per_token > (one := kv.on(1).bytes_per_token):
         found.append(
             f"{kv.degree} devices keep copies of KV heads or latent vectors: a token takes "
-            f"{kib(kv.bytes_per_token)} of a worker, {kv.bytes_per_token / one:.3g} times its size"
+            f"{kib(kv.bytes_per_token)} of a worker, {plain(kv.bytes_per_token / one, 3)} times "
+            "its size"
         )
     if question.draft is not None:
         found.append(

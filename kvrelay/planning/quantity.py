@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 from kvrelay.errors import InvalidArgument
 
@@ -39,9 +40,22 @@ def check_number(value: float, option: str, low: float, high: float) -> float:
     """
     if math.isnan(value) or not low <= value <= high:
         raise InvalidArgument(
-            f"{option} is {value:g}; allowed are {low:g} to {high:g}", field=option
+            f"{option} is {plain(value)}; allowed are {plain(low)} to {plain(high)}", field=option
         )
     return value
+
+
+def plain(value: float, digits: int = 6) -> str:
+    """Formats a number with at most that many significant digits: 1030. Only numbers that no figure
+    has, below a billionth or above 10^15, have an exponent.
+    """
+    return grouped(value, digits).replace(",", "")
+
+
+def grouped(value: float, digits: int) -> str:
+    """Formats a number like `plain`, with thousands for a table: 1,030."""
+    text = f"{value:.{digits}g}"
+    return f"{Decimal(text):,f}" if value == 0 or 1e-9 <= abs(value) < 1e15 else text
 
 
 def decimal_bytes(value: float) -> str:
@@ -58,12 +72,12 @@ def size(value: float) -> str:
         if value < 1000:
             break
         value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}"
+    return f"{plain(value, 3)} {unit}"
 
 
 def kib(value: float) -> str:
     """Formats bytes per token: 320 KiB, 68.6 KiB."""
-    return f"{value / 1024:,.4g} KiB"
+    return f"{grouped(value / 1024, 4)} KiB"
 
 
 def rate_of(value: float, unit: str) -> str:
@@ -77,8 +91,8 @@ def seconds(value: float) -> str:
         return "never"
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if value < limit:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value:,.3g} s" if value < 1000 else f"{value:,.0f} s"
+            return f"{plain(value * factor, 3)} {unit}"
+    return f"{plain(value, 3)} s" if value < 1000 else f"{value:,.0f} s"
 
 
 def _scaled(value: float, prefixes: str) -> str:
@@ -87,4 +101,4 @@ def _scaled(value: float, prefixes: str) -> str:
         if value < 999.5:
             break
         value, prefix = value / 1000, larger
-    return f"{value:.3g} {prefix}"
+    return f"{plain(value, 3)} {prefix}"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.planning.quantity import plain
 
 FORMAT = "kvrelay-step-costs-1"
 # measured: fitted on a device. analytic: computed from published figures of a device and a model.
@@ -55,7 +56,7 @@ class StepCostModel:
             if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
                 raise InvalidArgument(
                     f"{name} is {value!r:.40}; it must be a number of seconds from 0 to "
-                    f"{_LARGEST:g}",
+                    f"{plain(_LARGEST)}",
                     field=name,
                 )
         if self.kind not in get_args(Kind):

@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import fsum
 
 from kvrelay.errors import FailedPrecondition
+from kvrelay.planning.quantity import plain
 
 # Requests of which lengths are kept.
 MAX_LENGTHS = 2000
@@ -111,7 +112,8 @@ def recorded(
     span = times[-1] - times[0] if times else 0.0
     if rate is None and (len(times) < _FEW or span <= 0):
         raise FailedPrecondition(
-            f"{what}: {len(times)} requests within {span:.3g} s have no rate; give one with --rate"
+            f"{what}: {len(times)} requests within {plain(span, 3)} s have no rate; give one "
+            "with --rate"
         )
     if rate is None and max(gaps) > max(_HOLE_S, _HOLE_SHARE * span):
         at = times[gaps.index(max(gaps))]

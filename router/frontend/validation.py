@@ -8,6 +8,7 @@ from dataclasses import replace
 import xxhash
 
 from kvrelay.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from kvrelay.planning.quantity import plain
 from kvrelay.sampling_limits import (
     INT32,
     MAX_LOGIT_BIAS,
@@ -101,7 +102,7 @@ def _check_slo(slo: Slo) -> None:
     for name in ("ttft_ms", "itl_ms"):
         value = getattr(slo, name)
         if value is not None and not 0 < value <= MAX_SLO_MS:
-            raise _bad(f"slo.{name}", value, f"a number above 0 and at most {MAX_SLO_MS:g}")
+            raise _bad(f"slo.{name}", value, f"a number above 0 and at most {plain(MAX_SLO_MS)}")
 
 
 def check_model(model: str, card: ModelCard) -> None:

@@ -13,6 +13,7 @@ from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.notes import note
 from kvrelay.cli.views import render
+from kvrelay.planning.quantity import plain
 
 if TYPE_CHECKING:
     from kvrelay.loadtest.report.sweep_report import Report
@@ -281,8 +282,8 @@ def _dead(rate: float, report: Report) -> str:
     sent = len(report.rows)
     first = report.rows[0].message if sent else "no request was sent"
     return (
-        f"the sweep ended at {rate:.4g} requests/s, where none of {sent} requests was answered; "
-        f"the first: {first}"
+        f"the sweep ended at {plain(rate, 4)} requests/s, where none of {sent} requests was "
+        f"answered; the first: {first}"
     )
 
 

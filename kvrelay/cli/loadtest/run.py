@@ -25,6 +25,7 @@ from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
 from kvrelay.loadtest.traces.replay import Replay
 from kvrelay.loadtest.workload import PlannedRequest, Workload
+from kvrelay.planning.quantity import plain
 
 # A list of rates, or the bounds of a search.
 Rates = list[float] | tuple[float, float]
@@ -92,7 +93,7 @@ def run_sweep(
                 one = replace(load, rate=constant(rate))
                 vocab_size = _vocab_size(settings, target, one)
                 plan = [request.variant(tried, vocab_size) for request in one.plan(vocab_size)]
-                with _progress(f"{rate:.3g} requests/s", plan) as done:
+                with _progress(f"{plain(rate, 3)} requests/s", plan) as done:
                     return await measure(
                         target,
                         Run(plan, _options(settings, target, one), settings.slos),

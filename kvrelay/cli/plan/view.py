@@ -11,7 +11,7 @@ from kvrelay.planning.capacity import MOST
 from kvrelay.planning.disaggregated import PoolSize
 from kvrelay.planning.kv_size import KV_DTYPES, KvSize
 from kvrelay.planning.plan import Plan
-from kvrelay.planning.quantity import decimal_bytes, kib, rate_of, seconds
+from kvrelay.planning.quantity import decimal_bytes, grouped, kib, plain, rate_of, seconds
 from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
 
 _WIDTH = 80
@@ -51,10 +51,10 @@ def _header(plan: Plan) -> RenderableType:
     question, model = plan.question, plan.question.model
     active = ""
     if model.active_parameters < 0.98 * model.parameters:
-        active = f", {model.active_parameters / 1e9:.3g} B active per token"
+        active = f", {plain(model.active_parameters / 1e9, 3)} B active per token"
     eff = question.efficiency
     return Text(
-        f"{model.name}: {model.parameters / 1e9:.4g} B parameters{active}; {plan.kv.kinds}\n"
+        f"{model.name}: {plain(model.parameters / 1e9, 4)} B parameters{active}; {plan.kv.kinds}\n"
         f"  source: {model.source}\n"
         f"{plan.devices} x {question.device.full_name}: "
         f"{decimal_bytes(question.device.memory_bytes)}, "
@@ -111,7 +111,7 @@ def _memory(plan: Plan) -> RenderableType:
 def _walls(plan: Plan) -> RenderableType:
     itl = plan.question.slo.itl_s * 1000
     table = _table(
-        "users", "longest context", "by memory", f"by ITL {itl:g} ms", "by model", "wall"
+        "users", "longest context", "by memory", f"by ITL {plain(itl)} ms", "by model", "wall"
     )
     for wall in plan.walls:
         table.add_row(
@@ -132,7 +132,7 @@ def _walls(plan: Plan) -> RenderableType:
 
 def _users(plan: Plan) -> RenderableType:
     itl = plan.question.slo.itl_s * 1000
-    table = _table("context", "most users", "by memory", f"by ITL {itl:g} ms")
+    table = _table("context", "most users", "by memory", f"by ITL {plain(itl)} ms")
     for one in plan.users:
         table.add_row(
             f"{one.context:,}",
@@ -153,15 +153,15 @@ def _roofline(plan: Plan) -> RenderableType:
             what,
             rate_of(point.operations, "FLOP"),
             decimal_bytes(point.moved_bytes),
-            f"{point.intensity:,.3g}",
+            grouped(point.intensity, 3),
             point.bound,
             seconds(point.seconds),
         )
     roofline = plan.roofline
     note = Text(
         f"Reached: {rate_of(roofline.operations_per_s, 'FLOP/s')} and "
-        f"{rate_of(roofline.bytes_per_s, 'B/s')}; above {roofline.ridge:,.3g} op/B operations "
-        "bound a step."
+        f"{rate_of(roofline.bytes_per_s, 'B/s')}; above {grouped(roofline.ridge, 3)} op/B "
+        "operations bound a step."
     )
     return Group(_section("Roofline"), table, note)
 
@@ -187,10 +187,10 @@ def _cluster(plan: Plan, advice: Advice) -> RenderableType:
     work, slo = plan.demand.workload, plan.demand.slo
     head = Text(
         f"{work.source}\n"
-        f"  {work.rate:.4g} requests/s (mean {work.mean_rate:.4g}), arrival SCV "
-        f"{work.arrival_scv:.3g}; prompts {work.mean_prompt:,.0f}, answers "
+        f"  {plain(work.rate, 4)} requests/s (mean {plain(work.mean_rate, 4)}), arrival SCV "
+        f"{plain(work.arrival_scv, 3)}; prompts {work.mean_prompt:,.0f}, answers "
         f"{work.mean_answer:,.0f} tokens on average; cached {work.cached_share:.0%}\n"
-        f"  SLO: TTFT {slo.ttft_s * 1000:g} ms and ITL {slo.itl_s * 1000:g} ms for "
+        f"  SLO: TTFT {plain(slo.ttft_s * 1000)} ms and ITL {plain(slo.itl_s * 1000)} ms for "
         f"{slo.attainment:.4g} of the requests"
     )
     table = _table("pool", "workers", "devices each", "busy", "misses", "sqrt", "limit")
@@ -209,7 +209,7 @@ def _cluster(plan: Plan, advice: Advice) -> RenderableType:
             f"P:D {prefill.workers}:{decode.workers} workers, "
             f"{prefill.devices}:{decode.devices} devices; tensor parallel degree "
             f"{prefill.degree} and {decode.degree}\n"
-            f"decode: batch {decode.batch:.3g} of at most {decode.max_batch}, step "
+            f"decode: batch {plain(decode.batch, 3)} of at most {decode.max_batch}, step "
             f"{seconds(decode.step_s)}, at most {seconds(decode.max_step_s)}; prefill: mean wait "
             f"{seconds(prefill.wait_s)}; links {prefill.link_utilisation:.1%} and "
             f"{decode.link_utilisation:.1%} busy"
@@ -220,9 +220,9 @@ def _cluster(plan: Plan, advice: Advice) -> RenderableType:
         cost = plan.cost
         parts.append(
             Text(
-                f"Cost of {advice.chosen_devices} devices: {cost.per_hour:,.4g} per hour, "
-                f"{cost.per_million_output:,.4g} per million answer tokens, "
-                f"{cost.per_million_tokens:,.4g} per million tokens in all"
+                f"Cost of {advice.chosen_devices} devices: {grouped(cost.per_hour, 4)} per hour, "
+                f"{grouped(cost.per_million_output, 4)} per million answer tokens, "
+                f"{grouped(cost.per_million_tokens, 4)} per million tokens in all"
             )
         )
     parts.append(Text(advice.verdict, style="bold"))

@@ -10,7 +10,7 @@ from random import Random
 import typer
 
 from kvrelay.errors import FailedPrecondition, InvalidArgument
-from kvrelay.planning.quantity import check_number
+from kvrelay.planning.quantity import check_number, plain
 from kvrelay.planning.workload import MAX_LENGTHS, Workload, check_lengths, recorded
 
 # Requests of a trace.
@@ -79,7 +79,7 @@ def _drawn(given: WorkloadOptions) -> Workload | None:
     lengths = [(prompts.draw(random), answers.draw(random)) for _ in range(MAX_LENGTHS)]
     # The gaps have a gamma distribution of this shape, whose SCV is its inverse.
     scv = 0.0 if math.isinf(burstiness) else min(1e6, 1 / burstiness)
-    told = f"{given.rate:g} requests/s, prompts {prompts}, answers {answers} tokens"
+    told = f"{plain(given.rate)} requests/s, prompts {prompts}, answers {answers} tokens"
     return Workload(
         given.rate,
         given.rate,

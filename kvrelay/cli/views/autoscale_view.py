@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvrelay.planning.quantity import plain
 from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _plot(pool: str, verdicts: Sequence[Verdict]) -> RenderableType:
     for metric in sorted({name for one in verdicts for name in one.seen.metrics}):
         values = [one.seen.metrics.get(metric, math.nan) for one in verdicts]
         known = [value for value in values if math.isfinite(value)]
-        table.add_row(metric, sparkline(values), f"{max(known):.4g}" if known else "-")
+        table.add_row(metric, sparkline(values), plain(max(known), 4) if known else "-")
     return table
 
 

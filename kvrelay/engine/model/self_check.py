@@ -16,6 +16,7 @@ from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward.check_steps import tolerance
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.errors import ModelRefused
+from kvrelay.planning.quantity import plain
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 # Tokens of each sequence.
@@ -66,8 +67,8 @@ def check_against_own_attention(
     if not parted <= min(bound, _UNLIKE):
         raise ModelRefused(
             f"{kind} computes other logits with paged attention than with transformers: "
-            f"{LENGTH} tokens differ by {parted:.2g} of their norm, and rounding explains "
-            f"{bound:.2g}"
+            f"{LENGTH} tokens differ by {plain(parted, 2)} of their norm, and rounding explains "
+            f"{plain(bound, 2)}"
         )
 
 

@@ -15,6 +15,7 @@ from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.series import binned
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.sweep import Sweep
+from kvrelay.planning.quantity import plain
 
 # Requests.
 MAX_GANTT = 240
@@ -34,7 +35,7 @@ def page(result: Report | Sweep) -> str:
         # The page shows the run at the goodput rate, or the slowest run if there is no such rate.
         rate = result.best_rate
         shown = [one for one in result.runs if one[0] == rate] or list(result.runs[:1])
-        names = [f"{one:.4g} requests/s" for one, _ in shown]
+        names = [f"{plain(one, 4)} requests/s" for one, _ in shown]
         return _document("Sweep", [report for _, report in shown], names, _sweep(result))
     return _document("Load test", [result], ["this run"], None)
 

@@ -12,6 +12,7 @@ from kvrelay.loadtest.report.statistics import Summary
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.sweep import Sweep
+from kvrelay.planning.quantity import plain
 
 _COLUMNS = tuple(one.name for one in fields(Summary))
 
@@ -37,7 +38,7 @@ def report_table(report: Report) -> RenderableType:
     if report.slos:
         lines.append(
             "goodput: "
-            + ", ".join(f"{slo.metric} within {slo.milliseconds:g} ms" for slo in report.slos)
+            + ", ".join(f"{slo.metric} within {plain(slo.milliseconds)} ms" for slo in report.slos)
         )
     if report.errors:
         lines.append(f"errors: {_counts(report.errors)}")
@@ -67,7 +68,7 @@ def sweep_table(sweep: Sweep) -> RenderableType:
         latencies = report.latencies()
         cells = (("TTFT", "median"), ("TTFT", "p99"), ("TPOT", "median"), ("ITL", "p99"))
         table.add_row(
-            f"{rate:.4g}",
+            plain(rate, 4),
             f"{report.good_share:.0%}",
             f"{report.rates()['goodput requests']:.2f}",
             str(sum(report.errors.values())),
@@ -80,7 +81,9 @@ def sweep_table(sweep: Sweep) -> RenderableType:
     if sweep.best_rate is None:
         verdict = f"goodput: there is no tested rate {asked}; try lower rates"
     else:
-        verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest tested rate {asked}"
+        verdict = (
+            f"goodput: {plain(sweep.best_rate, 4)} requests/s is the highest tested rate {asked}"
+        )
     warnings = [f"warning {one}" for one in sweep.warnings]
     return Group(table, *map(explanation, ("TTFT", "TPOT", "ITL")), verdict, *warnings)
 

@@ -60,6 +60,11 @@ class Empirical:
     mean: float
     low = 1
 
+    @property
+    def longest(self) -> int:
+        """Longest length."""
+        return max(self.values)
+
     @classmethod
     def of(cls, weights: dict[int, float]) -> Empirical:
         """Builds the distribution from weights by length. Raises TypeError or ValueError for

@@ -193,13 +193,13 @@ def test_no_point_beats_a_pareto_point(figures: list[tuple[int, int]]) -> None:
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.integers(8192, 2**31 - 1), st.integers(0, 2**31 - 1))
+@given(st.integers(8192, 10**8), st.integers(0, 10**8))
 def test_prompts_that_no_context_holds_are_refused_before_they_are_made(
     low: int, more: int
 ) -> None:
     file = Path(mkdtemp()) / "profile.json"
     file.write_text(json.dumps(simulated.profile().to_json()))
-    length = f"{low}-{min(2**31 - 1, low + more)}"
+    length = f"{low}-{min(10**8, low + more)}"
     assert run(["simulate", "--profile", str(file), *COUNT, "--prompt-tokens", length]) == 1
     file.unlink()
     file.parent.rmdir()

@@ -129,7 +129,7 @@ def test_an_error_says_value_and_range() -> None:
         check_request(sampling(repetition_penalty=1e-38), CARD)
     with pytest.raises(InvalidArgument, match=r"^top_p is -1.0; allowed is above 0, at most 1$"):
         check_request(sampling(top_p=-1.0), CARD)
-    with pytest.raises(InvalidArgument, match=r"^max_tokens is 0; allowed is 1 to 2147483647$"):
+    with pytest.raises(InvalidArgument, match=r"^max_tokens is 0; allowed is 1 to the end of the"):
         check_request(sampling(max_tokens=0), CARD)
 
 
