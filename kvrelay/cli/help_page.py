@@ -10,8 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kvrelay.cli.file_kinds import misplaced_file
 from kvrelay.cli.variables import variable_of, with_variables
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import InvalidArgument, KvRelayError
 
 # Columns of a panel before the descriptions: the frame, the names and the values of options.
 _COLUMNS = 54
@@ -100,10 +101,14 @@ class _Command(_Page, TyperCommand):
     """A command. Its errors name the variables that they are about."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
+        """Runs the command. Raises InvalidArgument for a file at the wrong option."""
         try:
             return super().invoke(ctx)
-        except KvRelayError as error:
+        except (KvRelayError, typer.BadParameter) as error:
+            if told := misplaced_file(ctx):
+                raise InvalidArgument(told) from error
+            if isinstance(error, typer.BadParameter):
+                raise
             error.message = with_variables(error.message, ctx)
             raise
 

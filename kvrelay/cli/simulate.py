@@ -15,7 +15,7 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.notes import note
 from kvrelay.cli.views import render
-from kvrelay.errors import InvalidArgument
+from kvrelay.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
     from kvrelay.loadtest.report.sweep_report import Report
@@ -181,14 +181,13 @@ def simulate(
 
 @contextmanager
 def _failures_exit() -> Iterator[None]:
-    """Ends the command with 1 for input that is well-formed on the command line and cannot be
+    """Raises FailedPrecondition for input that is well-formed on the command line and cannot be
     simulated.
     """
     try:
         yield
     except InvalidArgument as error:
-        note(" ".join(error.message.split()))
-        raise typer.Exit(1) from None
+        raise FailedPrecondition(error.message) from error
 
 
 def _single(inputs: _Inputs, point: Point, file: Path | None, html: Path | None) -> None:

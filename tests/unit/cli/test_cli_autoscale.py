@@ -86,8 +86,9 @@ def test_it_says_what_a_csv_without_the_utilisation_leaves_out(
     ("arguments", "words"),
     [
         (["--metrics", "absent.csv"], "No such file"),
-        (["--metrics", POLICY], "is a trace; give --prefill-tokens-per-s"),
-        (["--metrics", POLICY, *TRACE], "the format is unknown"),
+        (["--metrics", "LICENSE"], "is a trace; give --prefill-tokens-per-s"),
+        (["--metrics", "LICENSE", *TRACE], "the format is unknown"),
+        (["--metrics", POLICY], "is an autoscaling policy, and --metrics takes"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(

@@ -125,7 +125,7 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--sweep", "rate=0"], 1, "sends no request"),
         (["--profile", "PROFILE", "--sweep", "rate=1", "--trace", "TRACE"], 1, "--trace"),
         (["--profile", "PROFILE", "--rate", "x"], 2, "--rate"),
-        (["--profile", "PROFILE", "--trace", "PROFILE"], 1, ":1:"),
+        (["--profile", "PROFILE", "--trace", "PROFILE"], 2, "--trace takes a trace"),
         (["--profile", "PROFILE", "--trace", "HOLES"], 1, "two lengths"),
         (["--profile", "PROFILE", "--prompt-tokens", "9000"], 1, "no prompt fits"),
         (["--profile", "PROFILE", "--routers", "2"], 1, "2 routers"),
