@@ -157,7 +157,7 @@ def assign(
     if reason == "least_loaded":
         # It says which worker, but not why there.
         why = (
-            f"{uncached} uncached prompt tokens reach "
+            f"{uncached} uncached prompt tokens are at least "
             f"local_below_tokens={config.local_below_tokens}; {why}"
         )
     if better is not None:
@@ -168,7 +168,7 @@ def assign(
     if best is not None:
         cached = best.stored_tokens
         verb = "holds" if best.exact else "should hold"
-        why += f"; {best.worker_id} {verb} {cached} of the prompt's {num_tokens}"
+        why += f"; {best.worker_id} {verb} {cached} of its {num_tokens} tokens"
         source = PrefixSource(best.worker_id, best.address, cached)
     uncached = num_tokens - cached
     version = decode.model if decode.model.full else prefill.model
@@ -294,4 +294,4 @@ def _explain(prefill: WorkerView, num_tokens: int, policy: PolicyName) -> tuple[
             f"{name} {prefill.holds} {prefill.cached_tokens} of {num_tokens} prompt tokens",
             "",
         )
-    return "least_loaded", f"{name} has the least to do", f"{prefill.queued_tokens} tokens queued"
+    return "least_loaded", f"{name} is free first", f"{prefill.queued_tokens} tokens queued"

@@ -286,9 +286,15 @@ def _attempt_lines(attempts: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _handoff_line(handoff: Handoff) -> str:
+    after = milliseconds(handoff.exposed_seconds)
+    when = (
+        "all of it after the prefill"
+        if after == milliseconds(handoff.seconds)
+        else f"{after} of it after the prefill"
+    )
+    cached = handoff.cached_blocks
+    told = f"; the decode worker had {cached} more already" if cached else ""
     return (
         f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} "
-        f"= {size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which "
-        f"{milliseconds(handoff.exposed_seconds)} after prefill; {handoff.cached_blocks} blocks "
-        "were cached already"
+        f"= {size(handoff.bytes)} in {milliseconds(handoff.seconds)}, {when}{told}"
     )

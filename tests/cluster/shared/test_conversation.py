@@ -47,7 +47,7 @@ async def test_the_second_turn_computes_and_sends_only_what_is_new(cluster: Runn
     held = (len(prompt) + len(first.token_ids) - 1) // SIZE * SIZE
     assert second.path == "disaggregated"
     assert second.usage.cached_tokens == held
-    assert second.why.endswith(f"holds {held} of the prompt's {len(longer)}")
+    assert second.why.endswith(f"holds {held} of its {len(longer)} tokens")
     assert second.ledger is not None
     assert second.ledger.handoff is not None
     assert second.ledger.handoff.cached_blocks == held // SIZE

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvrelay.cli.views.render import ledger_table
 from kvrelay.client import Completion
-from kvrelay.types.requests import Attempt, Ledger, Usage
+from kvrelay.types.requests import Attempt, Handoff, Ledger, Usage
 
 
 def shown(ledger: Ledger, width: int = 80) -> str:
@@ -64,6 +64,22 @@ def test_each_attempt_shows_its_own_time(width: int) -> None:
         "queue 250.0 ms, prefill 1000.0 ms, decode 1000.0 ms "
         "all attempts, from the arrival to the last token: 3000.0 ms"
     ) in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exposed", "cached", "words"),
+    [
+        (0.0117, 0.0117, 0, "all of it after the prefill"),
+        (0.0117, 0.0039, 0, "3.9 ms of it after the prefill"),
+        (0.0117, 0.0, 2, "0.0 ms of it after the prefill; the decode worker had 2 more already"),
+    ],
+)
+def test_a_handoff_is_told_in_one_sentence(
+    seconds: float, exposed: float, cached: int, words: str
+) -> None:
+    handoff = Handoff("shm", 3, 1024, 3072, cached, seconds, exposed)
+    told = " ".join(shown(Ledger(handoff=handoff), 200).splitlines()[-1].split())
+    assert told == f"hand-off over shm: 3 blocks x 1 KiB = 3 KiB in 11.7 ms, {words}"
 
 
 def test_a_router_of_an_older_release_sends_no_phases_of_attempts() -> None:

@@ -103,7 +103,7 @@ async def test_disaggregated_answer_with_its_account(stub: InferenceServiceStub)
     assert tokens_of(responses) == answer(PROMPT, 7, 8)
     last = responses[-1]
     assert (last.finish_reason, last.path) == ("length", "disaggregated")
-    assert last.why.endswith("; prefill-0 has the least to do, 0 tokens queued")
+    assert last.why.endswith("; prefill-0 is free first, 0 tokens queued")
     assert last.ledger is not None
     assert last.ledger.handoff is not None
     assert last.ledger.handoff.transport == "fake"

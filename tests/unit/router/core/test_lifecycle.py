@@ -43,7 +43,7 @@ from router.core.request import Request
 from router.core.retry_budget import RetryBudget
 
 PROMPT = (5, 6, 7)
-REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p has the least to do", 3)
+REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p is free first", 3)
 LOCAL = Assignment("local", "d", "", "short_prompt", "3 uncached prompt tokens", 3)
 HANDOFF = Handoff("memory", 2, 64, 128, 0, 0.02, 0.01)
 TARGET = HandoffTarget("d", "here:1", 1, 42, 7, 4, 0, "layout", "host")
@@ -508,9 +508,9 @@ def test_worker_timings_beyond_what_the_router_saw_are_cut() -> None:
 @pytest.mark.parametrize(
     ("predicted", "found", "why"),
     [
-        (2, 2, "p has the least to do"),
-        (0, 2, "p has the least to do; 2 of 3 prompt tokens were cached"),
-        (2, 0, "p has the least to do; 0 of 3 prompt tokens were cached"),
+        (2, 2, "p is free first"),
+        (0, 2, "p is free first; 2 of 3 prompt tokens were cached"),
+        (2, 0, "p is free first; 0 of 3 prompt tokens were cached"),
     ],
 )
 def test_why_and_usage_agree_on_cached_tokens(predicted: int, found: int, why: str) -> None:

@@ -33,7 +33,7 @@ def config(policy: PolicyName = "kv_aware", local_below_tokens: int = 64) -> Rou
     return RouterConfig(policy=policy, local_below_tokens=local_below_tokens)
 
 
-REACH = "uncached prompt tokens reach local_below_tokens=64"
+REACH = "uncached prompt tokens are at least local_below_tokens=64"
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ REACH = "uncached prompt tokens reach local_below_tokens=64"
                                                    "local_below_tokens=64"),
         ([decode("d"), prefill("p")], 63, "local", "63 uncached prompt tokens are below "
                                                    "local_below_tokens=64"),
-        ([decode("d"), prefill("p")], 64, "disaggregated", f"64 {REACH}; p has "
-                                                           "the least to do, 0 tokens queued"),
+        ([decode("d"), prefill("p")], 64, "disaggregated", f"64 {REACH}; p is free "
+                                                           "first, 0 tokens queued"),
         ([decode("d", cached=850), prefill("p")], 900, "local",
          "50 uncached prompt tokens are below local_below_tokens=64"),
         ([decode("d")], 900, "local", "no prefill worker is ready"),
@@ -169,12 +169,12 @@ def test_sick_workers_get_no_new_work(
         (
             {("p0", "d")},
             "p1",
-            f"900 {REACH}; p1 has the least to do, 900 tokens queued",
+            f"900 {REACH}; p1 is free first, 900 tokens queued",
         ),
         (
             {("p0", "other")},
             "p0",
-            f"900 {REACH}; p0 has the least to do, 0 tokens queued",
+            f"900 {REACH}; p0 is free first, 0 tokens queued",
         ),
         ({("p0", "d"), ("p1", "d")}, "", "none of 2 prefill workers is fit and can hand over to d"),
     ],

@@ -105,7 +105,7 @@ async def test_a_request_is_a_row_of_sizes_and_times_only(http: httpx.AsyncClien
     )  # fmt: skip
     assert row["prefill"].startswith("prefill-")
     assert row["decode"].startswith("decode-")
-    assert row["why"].endswith("has the least to do, 0 tokens queued")
+    assert row["why"].endswith("is free first, 0 tokens queued")
     names = [name for name, _ in row["phases"]]
     assert names[:3] == ["tokenize", "queue", "reserve"]
     assert names[-1] == "decode"

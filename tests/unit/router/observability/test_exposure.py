@@ -105,7 +105,7 @@ async def test_why_and_ledger_have_no_figures_of_others(neighbours: Neighbours) 
     assert (
         beside["why"]
         == alone["why"]
-        == "40 uncached prompt tokens reach local_below_tokens=8; prefill-0 has the least to do"
+        == "40 uncached prompt tokens are at least local_below_tokens=8; prefill-0 is free first"
     )
     told = [one["ledger"]["attempts"][0]["why"] for one in (alone, beside)]
     assert told == [alone["why"]] * 2
@@ -146,9 +146,9 @@ def test_the_reason_with_its_load_is_for_operators() -> None:
         "d",
         "p",
         "least_loaded",
-        "p has the least to do",
+        "p is free first",
         3,
         load="900 tokens queued",
     )
-    assert placed.why_for(kvrelay.tenants.ANONYMOUS) == "p has the least to do, 900 tokens queued"
-    assert placed.why_for(kvrelay.tenants.Tenant("acme")) == "p has the least to do"
+    assert placed.why_for(kvrelay.tenants.ANONYMOUS) == "p is free first, 900 tokens queued"
+    assert placed.why_for(kvrelay.tenants.Tenant("acme")) == "p is free first"

@@ -14,7 +14,7 @@ from router.core.retry_budget import RetryBudget
 from router.observability.history import SAMPLES, History, Sample
 from router.observability.recent_requests import handoff_span, phases_of
 
-REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p has the least to do", 3)
+REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p is free first", 3)
 LOCAL = Assignment("local", "d", "", "short_prompt", "3 uncached prompt tokens", 3)
 TARGET = HandoffTarget("d", "here:1", 1, 42, 7, 4, 0, "layout", "host")
 HANDOFF = Handoff("memory", 2, 64, 128, 0, seconds=1.5, exposed_seconds=0.5)

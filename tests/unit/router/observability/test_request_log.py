@@ -35,8 +35,8 @@ async def test_one_line_for_each_request_without_its_text() -> None:
         "request": "mine",
         "finish_reason": "length",
         "path": answer.path,
-        "why": "40 uncached prompt tokens reach local_below_tokens=8; "
-        "prefill-0 has the least to do",
+        "why": "40 uncached prompt tokens are at least local_below_tokens=8; "
+        "prefill-0 is free first",
         "load": "0 tokens queued",
         "prompt_tokens": 40,
         "cached_tokens": 0,

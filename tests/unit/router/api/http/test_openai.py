@@ -102,7 +102,7 @@ async def test_stream_with_usage(http: httpx.AsyncClient) -> None:
     last = chunks[-1]
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 8
-    assert last["kvrelay"]["why"].endswith("; prefill-0 has the least to do, 0 tokens queued")
+    assert last["kvrelay"]["why"].endswith("; prefill-0 is free first, 0 tokens queued")
     assert "kvrelay" not in chunks[-2]
 
 
