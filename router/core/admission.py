@@ -46,11 +46,13 @@ class Admission:
             return None
         displaced = self._queue.overflow(share, priority)
         if displaced is None:
-            raise self.refusal(
-                "queue_full",
-                f"the queue is full with {self._max_queue} requests; retry later",
-                self._wait(share, priority),
-            )
+            text = f"the queue is full with {self._max_queue} requests; retry later"
+            if requests > 1:
+                text = (
+                    f"{requests} choices do not fit into the queue, in which {len(self._queue)} of "
+                    f"{self._max_queue} places are taken; ask for fewer choices, or retry later"
+                )
+            raise self.refusal("queue_full", text, self._wait(share, priority))
         return displaced
 
     def check_time(

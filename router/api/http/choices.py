@@ -8,7 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from kvrelay.errors import Internal, InvalidArgument, KvRelayError, NotFound
+from kvrelay.errors import (
+    Internal,
+    InvalidArgument,
+    KvRelayError,
+    NotFound,
+    ResourceExhausted,
+)
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path, PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
@@ -88,6 +94,11 @@ class Choices:
         except BaseException as error:
             for stream in streams:
                 frontend.cancel(stream)
+            if isinstance(error, ResourceExhausted) and streams:
+                error.message = (
+                    f"choice {len(streams) + 1} of {len(completion.requests)}: {error.message}, or "
+                    "ask for fewer choices"
+                )
             if isinstance(error, KvRelayError) and error.field == "guidance":
                 error.field = completion.guidance_field
             if isinstance(error, KvRelayError) and error.field == "prompt_logprobs":

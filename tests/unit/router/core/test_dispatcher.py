@@ -402,7 +402,10 @@ def test_room_is_for_all_requests_that_come_together() -> None:
     for name in ("a", "b"):
         submit(made, request(name))
     made.check_room(Tenant(""), requests=2)
-    with pytest.raises(ResourceExhausted):
+    with pytest.raises(
+        ResourceExhausted,
+        match=r"^3 choices do not fit into the queue, in which 2 of 4 places are taken; ask for",
+    ):
         made.check_room(Tenant(""), requests=3)
     # Another tenant displaces them.
     made.check_room(Tenant("other"), requests=3)

@@ -371,6 +371,19 @@ async def test_n_choices(http: httpx.AsyncClient, streamed: bool) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT) + len(SHORT), 32)
 
 
+async def test_more_choices_than_the_queue_holds_are_told_as_such() -> None:
+    async with (
+        running_router(max_queue=2) as router,
+        httpx.AsyncClient(base_url=router.http, timeout=60) as client,
+    ):
+        await router.kill("decode-0")
+        found = await client.post("/v1/completions", json=body(n=5, best_of=5))
+    assert found.status_code == 429
+    assert found.json()["error"]["message"] == (
+        "choice 3 of 5: the queue is full with 2 requests; retry later, or ask for fewer choices"
+    )
+
+
 async def test_the_choices_of_a_prompt_tokenize_it_once(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
