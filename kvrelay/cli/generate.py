@@ -35,7 +35,7 @@ Model = Annotated[
 Temperature = Annotated[
     float | None,
     typer.Option(
-        metavar="T", help="Sampling temperature; 0 is greedy. Default: the model's, or 1."
+        metavar="T", help="Sampling temperature, 0 to 100; 0 is greedy. Default: the model's, or 1."
     ),
 ]
 Seed = Annotated[
