@@ -11,13 +11,17 @@ from rich.cells import cell_len
 _TAB = 8
 # Characters that would move the cursor, change the terminal or reorder what it shows.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_JOINER = "\N{ZERO WIDTH JOINER}"
+# Two of these letters are a flag.
+_FLAG_LETTER = re.compile("[\U0001f1e6-\U0001f1ff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TypedText:
     """Prints a text as it arrives. On a terminal, a word that does not fit its line moves to the
     next line, and the spaces before the first word are left out: they belong between a prompt and
-    its answer. Control characters of the text are shown as replaced there.
+    its answer. No line ends within an emoji of several characters. Control characters of the text
+    are shown as replaced there.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -28,6 +32,8 @@ class TypedText:
         self._begun = not self._is_terminal
         self._column = 0
         self._word = ""
+        # The last characters, which a terminal may show as one.
+        self._cluster = ""
 
     def add(self, text: str) -> None:
         """Prints the next piece of the text."""
@@ -44,17 +50,19 @@ class TypedText:
     def _placed(self, character: str) -> str:
         """Returns the character, with what moves it and its word to the next line if needed."""
         if character == "\n":
-            self._column, self._word = 0, ""
+            self._column, self._word, self._cluster = 0, "", ""
             return character
         size = _TAB - self._column % _TAB if character == "\t" else cell_len(character)
         is_space = character in " \t"
+        joined = self._cluster if not is_space and self._joins(character, size) else ""
+        self._cluster = joined + character
         before = ""
-        if self._column + size > self._width:
+        if self._column + size > self._width and _cells(joined) < max(1, self._column):
             moved = self._word
-            cells = sum(map(cell_len, moved))
             # A word of a whole line breaks, as in a script without spaces.
-            if is_space or cells >= self._column:
-                moved, cells = "", 0
+            if is_space or _cells(moved) >= self._column:
+                moved = joined
+            cells = _cells(moved)
             if moved:
                 before = f"\x1b[{cells}D\x1b[K"
             before += f"\n{moved}"
@@ -66,6 +74,18 @@ class TypedText:
         if size or self._word:
             self._word = "" if is_space else self._word + character
         return before + character
+
+    def _joins(self, character: str, size: int) -> bool:
+        """Whether a terminal may show the character as one with those before it."""
+        if not self._cluster:
+            return False
+        flag = _FLAG_LETTER.fullmatch(self._cluster) and _FLAG_LETTER.match(character)
+        return size == 0 or self._cluster[-1] == _JOINER or bool(flag)
+
+
+def _cells(text: str) -> int:
+    """Returns the columns of a text on a terminal that shows each character by itself."""
+    return sum(map(cell_len, text))
 
 
 def _usable_width(file: TextIO) -> int:

@@ -84,6 +84,26 @@ def test_words_stay_whole_and_nothing_is_lost(
     assert len(lines) >= whole.count("\n") + 1
 
 
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+FLAG = "\U0001f1e9\U0001f1ea"
+THUMB = "\U0001f44d\U0001f3fd"
+
+
+@given(
+    st.lists(st.sampled_from(["a", " ", "\n", "日", "e\u0301", FAMILY, FLAG, THUMB]), max_size=60),
+    st.integers(2, 9),
+)
+def test_no_line_ends_within_an_emoji(characters: list[str], width: int) -> None:
+    whole = "".join(characters)
+    with pytest.MonkeyPatch.context() as patch:
+        lines = typed(list(whole), width, patch)
+    for emoji in (FAMILY, FLAG, THUMB, "e\u0301"):
+        assert sum(line.count(emoji) for line in lines) == whole.count(emoji)
+    for line in lines:
+        # A family that is wider than the line has a line for itself.
+        assert cells_of(line) <= width or line.strip() == FAMILY
+
+
 def test_a_word_moves_to_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["  Ruby and Os", "car laug", "hed. Th", "e end"]
     assert typed(pieces, 12, monkeypatch) == ["Ruby and ", "Oscar ", "laughed. The", "end"]
