@@ -197,7 +197,7 @@ class Actuator:
         here = [one for one in staying if self._workers.by_id[one].turns_to is None]
         ready = [one for one in here if one in infos and infos[one].state == "ready"]
         if leaving is not None and len(ready) > size:
-            reason = "an operator asked for its restart, and its successor is ready"
+            reason = "an operator asked for its restart, and its successor serves"
             self._workers.mark_draining(leaving, reason)
             staying.remove(leaving)
             leaving = None

@@ -113,21 +113,25 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
 def changes(
     before: Mapping[str, str], after: Mapping[str, str], ended: Mapping[str, EndedWorker]
 ) -> Iterator[str]:
-    """Yields a line for each worker that served and has ended, or serves since. `ended`: what the
-    controller says of workers that have ended.
+    """Yields a line for each worker that served and has ended, or serves since: first the lost
+    workers, and those that stopped for a successor after it. `ended`: what the controller says of
+    workers that have ended.
     """
-    for worker, state in sorted(before.items()):
-        if worker in after or state not in ("ready", "draining"):
-            continue
-        end = ended.get(worker)
-        if end is not None and end.drained:
-            yield f"{worker} has stopped: {end.reason}"
-        else:
-            reason = "" if end is None else f": {end.reason}"
+    gone = [
+        worker
+        for worker, state in sorted(before.items())
+        if worker not in after and state in ("ready", "draining")
+    ]
+    stopped = [worker for worker in gone if worker in ended and ended[worker].drained]
+    for worker in gone:
+        if worker not in stopped:
+            reason = f": {ended[worker].reason}" if worker in ended else ""
             yield f"{worker} is gone{reason}; the log has more"
     for worker, state in sorted(after.items()):
         if state == "ready" and before.get(worker) != "ready":
             yield f"{worker} serves"
+    for worker in stopped:
+        yield f"{worker} has stopped: {ended[worker].reason}"
 
 
 def compiles_kernels() -> bool:

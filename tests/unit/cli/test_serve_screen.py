@@ -130,9 +130,9 @@ def test_changes_are_told() -> None:
     )
     assert list(changes(before, after, {one.worker_id: one for one in ended})) == [
         "decode-0 is gone: its process ended; the log has more",
-        "decode-1 has stopped: the pool is wanted at 2",
-        "decode-4 has stopped: an operator asked for it",
         "decode-5 is gone; the log has more",
         "decode-2 serves",
+        "decode-1 has stopped: the pool is wanted at 2",
+        "decode-4 has stopped: an operator asked for it",
     ]
     assert list(changes(after, after, {})) == []
