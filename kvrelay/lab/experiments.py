@@ -11,6 +11,8 @@ from kvrelay.types.kv_layout import KvLayout
 
 # Points that a scatter plot shows at most, for each series.
 _MOST_POINTS = 500
+# Prompts; the median of fewer says little.
+_FEW = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +213,14 @@ def _neighbour(figures: LabFigures) -> Experiment:
             title,
             axes,
             (
-                "A stream had no token, or a prompt had none, while the prompts came.",
-                "Give the lab more time.",
+                "The time was too short: "
+                + ", ".join(
+                    f"{one.form}, {len(one.ttft)} prompts and {len(one.beside)} tokens of the "
+                    "streams beside them"
+                    for one in (split, whole)
+                )
+                + ".",
+                "Give the lab more time with --seconds.",
             ),
             table=table,
         )
@@ -226,10 +234,10 @@ def _neighbour(figures: LabFigures) -> Experiment:
         (
             f"Beside the prompts, 1 % of the gaps between tokens exceed {_ms(split_itl)} "
             f"disaggregated and {_ms(whole_itl)} colocated: {_factor(split_itl, whole_itl)} "
-            f"{itl} with a decode worker that streams computing few prompts.",
+            f"{itl} with a decode worker that computes no long prompts.",
             f"The prompts had their first token after {_ms(split_ttft)} disaggregated and "
             f"{_ms(whole_ttft)} colocated (median), {_factor(split_ttft, whole_ttft)} {ttft}: "
-            "one prefill worker against two workers that also decode.",
+            f"one prefill worker against two workers that also decode.{_few(split, whole)}",
         ),
         tuple(
             Series(one.form, _thinned(one), paint, dots=True)
@@ -241,6 +249,15 @@ def _neighbour(figures: LabFigures) -> Experiment:
         mark=(split.prompts_from, "prompts"),
         table=table,
     )
+
+
+def _few(*forms: NeighbourFigures) -> str:
+    """Returns a remark if a median is of few prompts."""
+    counts = [len(one.ttft) for one in forms]
+    if min(counts) >= _FEW:
+        return ""
+    each = " and ".join(str(count) for count in counts)
+    return f" These medians are of {each} prompts; --seconds gives the lab more time."
 
 
 def _rows(one: NeighbourFigures) -> list[tuple[str, ...]]:

@@ -137,6 +137,21 @@ def test_the_sentences_follow_from_the_figures() -> None:
     assert "after 400 ms disaggregated and 200 ms colocated (median), 2.0 times later" in noisy
 
 
+def test_few_prompts_are_told_with_their_number() -> None:
+    title = "A noisy neighbour, with and without disaggregation"
+    told = "These medians are of 3 and 3 prompts; --seconds gives the lab more time."
+    assert findings(lab())[title].endswith(told)
+    split, whole = lab().neighbour
+    many = replace(split, ttft=(0.1,) * 10), replace(whole, ttft=(0.1,) * 10)  # type: ignore[type-var]
+    assert "These medians" not in findings(lab(neighbour=many))[title]
+    none = replace(split, ttft=()), whole  # type: ignore[type-var]
+    assert findings(lab(neighbour=none))[title] == (
+        "The time was too short: disaggregated, 0 prompts and 49 tokens of the streams beside "
+        "them, colocated, 3 prompts and 49 tokens of the streams beside them. Give the lab more "
+        "time with --seconds."
+    )
+
+
 def test_prompts_that_scale_better_than_linearly_are_explained_otherwise() -> None:
     found = findings(lab(engine=engine(prefill={64: 0.02, 512: 0.04})))["Prefill"]
     assert "8 times the tokens take 2.0 times the time" in found
