@@ -27,7 +27,7 @@ from kvrelay.cli.cluster_options import (
     effective_config,
 )
 from kvrelay.cli.entry import INTERRUPTED
-from kvrelay.cli.notes import wrapped
+from kvrelay.cli.notes import note, wrapped
 from kvrelay.errors import ConfigError, InvalidArgument
 
 
@@ -174,3 +174,5 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
                 task.cancel()
         with console.status("draining") if on_screen else nullcontext():
             await cluster.__aexit__(None, None, None)
+        if log_path is not None:
+            note(f"stopped; the log is in {log_path}")

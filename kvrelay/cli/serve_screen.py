@@ -5,6 +5,7 @@ goes to a file.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
 import sys
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from kvrelay.launch.model_download import ModelDownload
 
 _POLL_S = 0.3
+# That are kept.
+_MOST_LOGS = 20
 # While the cluster serves.
 _WATCH_S = 1.0
 # Columns of a terminal that nobody has made wider.
@@ -62,10 +65,24 @@ _PROMPT = (
 
 
 def new_log_file() -> Path:
-    """Creates an empty file for the log of one cluster. It remains when the cluster has ended."""
-    file, path = tempfile.mkstemp(prefix="kvrelay-serve-", suffix=".log")
-    with open(file, "wb"):
-        return Path(path)
+    """Creates an empty file for the log of one cluster, which remains when the cluster has ended.
+    Removes the oldest logs of the user, so that `_MOST_LOGS` remain.
+
+    The folder is XDG_STATE_HOME, or ~/.local/state, plus kvrelay/logs; that of temporary files if
+    the folder cannot be written.
+    """
+    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    folder = Path(root) / "kvrelay" / "logs"
+    began = time.strftime("%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file, path = tempfile.mkstemp(prefix=f"serve-{began}-", suffix=".log", dir=folder)
+    except OSError:
+        file, path = tempfile.mkstemp(prefix=f"kvrelay-serve-{began}-", suffix=".log")
+    os.close(file)
+    for old in sorted(folder.glob("serve-*.log"))[:-_MOST_LOGS]:
+        old.unlink(missing_ok=True)
+    return Path(path)
 
 
 def removed_if_empty(log_file: Path) -> bool:

@@ -32,10 +32,10 @@ def read_to(terminal: int, text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
 
 
-def test_the_printed_commands_work_and_the_log_is_in_a_file() -> None:
+def test_the_printed_commands_work_and_the_log_is_in_a_file(tmp_path: Path) -> None:
     terminal, end = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != LEVEL_VARIABLE}
-    environment |= {"COLUMNS": "80", "TERM": "xterm"}
+    environment |= {"COLUMNS": "80", "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path)}
     command = [*KVRELAY, "serve", "demo", *FREE_PORTS]
     serve = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment)
     os.close(end)
@@ -72,8 +72,9 @@ def test_the_printed_commands_work_and_the_log_is_in_a_file() -> None:
         assert re.search(gone, read_to(terminal, "is gone"))
         assert re.search(r"decode-\d+ serves", read_to(terminal, "serves"))
         serve.send_signal(signal.SIGINT)
+        assert "the log is in" in read_to(terminal, "the log is in")
         assert serve.wait(120) == 0
-        Path(log[1]).unlink()
+        assert Path(log[1]).parent == tmp_path / "kvrelay" / "logs"
     finally:
         serve.kill()
         serve.wait()

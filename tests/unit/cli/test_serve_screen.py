@@ -6,12 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from kvrelay.cli.main import run
-from kvrelay.cli.serve_screen import changes, next_steps, own_command, progress_line
+from kvrelay.cli.serve_screen import changes, new_log_file, next_steps, own_command, progress_line
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
@@ -20,7 +21,7 @@ from kvrelay.types.workers import EndedWorker
 
 USUAL = Endpoints("127.0.0.1:50051", "http://127.0.0.1:8000", "127.0.0.1:50052")
 OTHERS = Endpoints("127.0.0.1:7001", "http://127.0.0.1:7002", "127.0.0.1:7003")
-LOG = Path("/tmp/kvrelay-serve-x.log")
+LOG = Path("/home/me/.local/state/kvrelay/logs/serve-x.log")
 
 
 def commands(text: str) -> list[list[str]]:
@@ -111,6 +112,22 @@ def test_the_command_is_as_the_user_called_it(
     assert own_command() == ["kvrelay"]
     monkeypatch.setattr(sys, "argv", ["/somewhere/kvrelay/__main__.py"])
     assert own_command() == [sys.executable, "-m", "kvrelay"]
+
+
+def test_the_last_logs_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "kvrelay" / "logs"
+    folder.mkdir(parents=True)
+    old = [folder / f"serve-20200101-0000{second}-x.log" for second in range(10, 40)]
+    for file in (*old, folder / "notes.txt"):
+        file.touch()
+    log = new_log_file()
+    assert log.parent == folder
+    assert sorted(folder.glob("*.log")) == [*old[-19:], log]
+    assert (folder / "notes.txt").exists()
+    monkeypatch.setenv("XDG_STATE_HOME", str(log))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert new_log_file().parent == tmp_path
 
 
 def test_changes_are_told() -> None:
