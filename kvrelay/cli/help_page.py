@@ -1,10 +1,11 @@
-"""The help pages of the commands: options in few lines, their environment variables at the end."""
+"""The help pages of the commands: one layout for all, their environment variables at the end."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import typer
@@ -14,8 +15,14 @@ from kvrelay.cli.file_kinds import misplaced_file
 from kvrelay.cli.variables import variable_of, with_variables
 from kvrelay.errors import InvalidArgument, KvRelayError
 
-# Columns of a panel before the descriptions: the frame, the names and the values of options.
-_COLUMNS = 54
+# Columns of a page on a wide terminal.
+_WIDTH = 100
+# Bounds of a number as click writes them, and in words.
+_BOUNDS = (
+    (r"\b(\S+)<=x<=(\S+?)(?=[\];])", r"\1 to \2"),
+    (r"\bx>=(\S+?)(?=[\];])", r"at least \1"),
+    (r"\bx<=(\S+?)(?=[\];])", r"at most \1"),
+)
 
 
 class _Page:
@@ -23,7 +30,6 @@ class _Page:
 
     help: str | None
     epilog: str | None
-    collect_usage_pieces: Callable[[Any], list[str]]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -33,16 +39,14 @@ class _Page:
         self.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the options and arguments, without variables. Flags and arguments have no type,
-        because a flag has no value and an argument has a name.
+        """Returns the options and arguments, without variables. Flags have no type, because they
+        have no value.
         """
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             param.show_envvar = False
             if getattr(param, "is_flag", False):
                 param.metavar = ""
-            if param.param_type_name == "argument":
-                param.display_type_rich = _no_type
         return params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -55,31 +59,39 @@ class _Page:
                 (self._given_epilog, variables and f"Options as variables: {variables}"),
             )
         )
-        width = shutil.get_terminal_size().columns
-        if _fits_panels(self._texts(ctx), width):
-            super().format_help(ctx, formatter)  # type: ignore[misc]
-        else:
-            formatter.write("\n".join(self._plain_lines(ctx, max(20, width))) + "\n")
+        width = min(_WIDTH, max(20, shutil.get_terminal_size().columns))
+        formatter.write("\n".join(self._lines(ctx, width)) + "\n")
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the words behind the name of the command in its usage."""
+        pieces = []
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument" and not param.hidden:
+                name = _name(param)
+                pieces.append(name if param.required or name[0] == "[" else f"[{name}]")
+        return [*pieces, *(["COMMAND"] if hasattr(self, "commands") else []), "[OPTIONS]"]
 
     def _sections(self, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         """Yields the lists of the page: title, and pairs of name and description."""
-        params = self.get_params(ctx)
-        for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            found = [
-                param.get_help_record(ctx) for param in params if param.param_type_name == kind
-            ]
-            yield title, [record for record in found if record is not None]
         commands: Mapping[str, Any] = getattr(self, "commands", {})
         yield "Commands", [(name, one.get_short_help_str(500)) for name, one in commands.items()]
+        titles: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                is_argument = param.param_type_name == "argument"
+                kind = "Arguments" if is_argument else "Options"
+                title = getattr(param, "rich_help_panel", None) or kind
+                # click puts the choices between angle brackets, which look like a name.
+                name = _name(param) if is_argument else re.sub("[<>]", "", record[0])
+                text = record[1]
+                for bounds, words in _BOUNDS:
+                    text = re.sub(bounds, words, text)
+                titles.setdefault(title, []).append((name, text))
+        yield from titles.items()
 
-    def _texts(self, ctx: Any) -> Iterator[str]:
-        for _, records in self._sections(ctx):
-            for name, text in records:
-                yield name.rpartition(" ")[2]
-                yield text
-
-    def _plain_lines(self, ctx: Any, width: int) -> Iterator[str]:
-        """Yields the page without panels and columns, in which nothing is cut."""
+    def _lines(self, ctx: Any, width: int) -> Iterator[str]:
+        """Yields the page, in which nothing is cut."""
         yield from _wrapped(
             f"Usage: {ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}", width
         )
@@ -128,15 +140,8 @@ class App(typer.Typer):
         return super().command(name, cls=_Command, **options)
 
 
-def _no_type(ctx: Any) -> None:
-    """The type of a parameter that shows none."""
-
-
-def _fits_panels(texts: Iterable[str], width: int) -> bool:
-    """Whether typer's panels show the texts whole: they cut words that exceed the last column."""
-    return (
-        max((len(word) for text in texts for word in text.split()), default=0) <= width - _COLUMNS
-    )
+def _name(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
 
 
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:

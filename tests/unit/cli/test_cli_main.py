@@ -120,6 +120,14 @@ def test_help_is_whole_on_a_terminal_of_any_width(
     assert "[env var" not in shown
     for kind in ("<str>", "<int>", "<bool>", "<path>", "<list", "<float>"):
         assert kind not in shown
+    assert shown.startswith("Usage: kvrelay")
+    assert "x>=" not in shown
+    assert "<=x" not in shown
+    # An argument of the usage is explained, and no other is there.
+    usage = " ".join(shown.partition("\n\n")[0].split()).split(" ")[2 + len(words) :]
+    for word in set(usage) - {"COMMAND", "[OPTIONS]"}:
+        name = word if word.endswith("]...") else word.strip("[]")
+        assert f"\n  {name}\n" in shown.partition("Arguments:")[2], name
 
 
 def test_the_help_names_the_variables_of_the_options(capsys: Output) -> None:
