@@ -15,6 +15,8 @@ from kvrelay.planning.quantity import decimal_bytes, grouped, kib, plain, rate_o
 from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
 
 _WIDTH = 80
+# Columns of the names of facts.
+_NAMES = 11
 
 
 def print_plan(view: RenderableType) -> None:
@@ -47,23 +49,44 @@ def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
     return table
 
 
+def _facts(*facts: tuple[str, str]) -> Table:
+    """Renders facts, each with its name, in two columns."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=_NAMES)
+    table.add_column()
+    for name, text in facts:
+        table.add_row(name, text)
+    return table
+
+
 def _header(plan: Plan) -> RenderableType:
     question, model = plan.question, plan.question.model
     active = ""
     if model.active_parameters < 0.98 * model.parameters:
         active = f", {plain(model.active_parameters / 1e9, 3)} B active per token"
-    eff = question.efficiency
-    return Text(
-        f"{model.name}: {plain(model.parameters / 1e9, 4)} B parameters{active}; {plan.kv.kinds}\n"
-        f"  source: {model.source}\n"
-        f"{plan.devices} x {question.device.full_name}: "
-        f"{decimal_bytes(question.device.memory_bytes)}, "
-        f"{rate_of(question.device.rate('bf16'), 'FLOP/s')} bf16 dense, "
-        f"{rate_of(question.device.bandwidth, 'B/s')}, "
-        f"network {rate_of(question.device.network, 'B/s')}\n"
-        f"  source: {question.device.source}\n"
-        f"  reached: {eff.compute:.0%} of the matrix rate, {eff.bandwidth:.0%} of the bandwidth, "
-        f"{eff.link:.0%} of the links (assumed)"
+    eff, device = question.efficiency, question.device
+    return Group(
+        Text("Model and device", style="bold"),
+        _facts(
+            (
+                "model",
+                f"{model.name}: {plain(model.parameters / 1e9, 4)} B parameters{active}; "
+                f"{plan.kv.kinds}",
+            ),
+            ("  source", model.source),
+            (
+                "device",
+                f"{plan.devices} x {device.full_name}: {decimal_bytes(device.memory_bytes)}, "
+                f"{rate_of(device.rate('bf16'), 'FLOP/s')} bf16 dense, "
+                f"{rate_of(device.bandwidth, 'B/s')}, network {rate_of(device.network, 'B/s')}",
+            ),
+            ("  source", device.source),
+            (
+                "  reached",
+                f"{eff.compute:.0%} of the matrix rate, {eff.bandwidth:.0%} of the bandwidth, "
+                f"{eff.link:.0%} of the links (assumed)",
+            ),
+        ),
     )
 
 
@@ -185,15 +208,25 @@ def _handoff(plan: Plan) -> RenderableType:
 def _cluster(plan: Plan, advice: Advice) -> RenderableType:
     assert plan.demand is not None
     work, slo = plan.demand.workload, plan.demand.slo
-    head = Text(
-        f"{work.source}\n"
-        f"  {plain(work.rate, 4)} requests/s (mean {plain(work.mean_rate, 4)}), arrival SCV "
-        f"{plain(work.arrival_scv, 3)}; prompts {work.mean_prompt:,.0f}, answers "
-        f"{work.mean_answer:,.0f} tokens on average; cached {work.cached_share:.0%}\n"
-        f"  SLO: TTFT {plain(slo.ttft_s * 1000)} ms and ITL {plain(slo.itl_s * 1000)} ms for "
-        f"{slo.attainment:.4g} of the requests"
+    load = _facts(
+        ("source", work.source),
+        (
+            "arrivals",
+            f"{plain(work.rate, 4)} requests/s (mean {plain(work.mean_rate, 4)}), SCV of the gaps "
+            f"{plain(work.arrival_scv, 3)}",
+        ),
+        (
+            "lengths",
+            f"prompts {work.mean_prompt:,.0f}, answers {work.mean_answer:,.0f} tokens on average; "
+            f"{work.cached_share:.0%} of the prompts cached",
+        ),
+        (
+            "SLO",
+            f"TTFT {plain(slo.ttft_s * 1000)} ms and ITL {plain(slo.itl_s * 1000)} ms for "
+            f"{plain(100 * slo.attainment)}% of the requests",
+        ),
     )
-    table = _table("pool", "workers", "devices each", "busy", "misses", "sqrt", "limit")
+    table = _table("pool", "workers", "devices each", "busy", "misses", "sqrt rule", "limit")
     for name, pool in (("prefill", advice.prefill), ("decode", advice.decode)):
         if pool is not None:
             table.add_row(name, *_pool_row(pool))
@@ -202,30 +235,42 @@ def _cluster(plan: Plan, advice: Advice) -> RenderableType:
         busy = f"{merged.prompt_share:.0%} prompts"
         row = (f"{merged.workers:,}", str(merged.degree), busy, f"{merged.missed:.2%}")
         table.add_row("colocated", *row, "-", f"chunks of {merged.chunk_tokens:,}")
-    parts: list[RenderableType] = [_section("Cluster for the workload"), head, table]
+    parts: list[RenderableType] = [_section("Workload"), load, _section("Pools"), table]
+    facts = []
     if advice.decode is not None and advice.prefill is not None:
         decode, prefill = advice.decode, advice.prefill
-        text = (
-            f"P:D {prefill.workers}:{decode.workers} workers, "
-            f"{prefill.devices}:{decode.devices} devices; tensor parallel degree "
-            f"{prefill.degree} and {decode.degree}\n"
-            f"decode: batch {plain(decode.batch, 3)} of at most {decode.max_batch}, step "
-            f"{seconds(decode.step_s)}, at most {seconds(decode.max_step_s)}; prefill: mean wait "
-            f"{seconds(prefill.wait_s)}; links {prefill.link_utilisation:.1%} and "
-            f"{decode.link_utilisation:.1%} busy"
-        )
-        parts.append(Text(text))
-    parts.append(Text(f"Bottleneck: {advice.bottleneck}"))
+        facts = [
+            (
+                "P:D",
+                f"{prefill.workers}:{decode.workers} workers, {prefill.devices}:{decode.devices} "
+                f"devices; tensor parallel degree {prefill.degree} and {decode.degree}",
+            ),
+            (
+                "prefill",
+                f"mean wait {seconds(prefill.wait_s)}; links {prefill.link_utilisation:.1%} busy",
+            ),
+            (
+                "decode",
+                f"batch {plain(decode.batch, 3)} of at most {decode.max_batch}; step "
+                f"{seconds(decode.step_s)}, at most {seconds(decode.max_step_s)}; links "
+                f"{decode.link_utilisation:.1%} busy",
+            ),
+        ]
+    parts.append(_facts(*facts, ("bottleneck", advice.bottleneck)))
     if plan.cost is not None:
         cost = plan.cost
-        parts.append(
-            Text(
-                f"Cost of {advice.chosen_devices} devices: {grouped(cost.per_hour, 4)} per hour, "
-                f"{grouped(cost.per_million_output, 4)} per million answer tokens, "
-                f"{grouped(cost.per_million_tokens, 4)} per million tokens in all"
-            )
-        )
-    parts.append(Text(advice.verdict, style="bold"))
+        parts += [
+            _section(f"Cost of {_devices(advice.chosen_devices)}"),
+            _facts(
+                ("per hour", grouped(cost.per_hour, 4)),
+                (
+                    "per million",
+                    f"{grouped(cost.per_million_output, 4)} for answer tokens, "
+                    f"{grouped(cost.per_million_tokens, 4)} for all tokens",
+                ),
+            ),
+        ]
+    parts += [_section("Verdict"), Text(advice.verdict, style="bold")]
     return Group(*parts)
 
 
@@ -241,9 +286,11 @@ def _pool_row(pool: PoolSize) -> tuple[str, ...]:
 
 
 def _notes(plan: Plan) -> RenderableType:
-    lines = [f"- {one}" for one in (*plan.notes, *ASSUMPTIONS)]
-    lines += ["- The formulas and their sources: --formulas, --html or --json."]
-    return Group(_section("Notes and assumptions"), Text("\n".join(lines)))
+    table = Table.grid(padding=(0, 1, 0, 0))
+    more = "The formulas and their sources: --formulas, --html or --json."
+    for one in (*plan.notes, *ASSUMPTIONS, more):
+        table.add_row("-", one)
+    return Group(_section("Notes and assumptions"), table)
 
 
 def _references() -> RenderableType:

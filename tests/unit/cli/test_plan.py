@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,23 @@ def test_the_text_fits_80_columns(capsys: Capture) -> None:
     code, out, _ = plan(capsys, "deepseek-v3", "--device", "h200", *WORKLOAD, "--price", "2.5")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    for text in ("68.62 KiB", "61 layers x 576 latent values x 2 B", "Bottleneck", "per million"):
+    for text in ("68.62 KiB", "61 layers x 576 latent values x 2 B", "bottleneck", "per million"):
         assert text in out
+
+
+def test_the_text_has_short_headings(capsys: Capture) -> None:
+    _, out, _ = plan(capsys, "llama-3.1-8b", *WORKLOAD, "--price", "3")
+    headings = [
+        after
+        for before, after in pairwise(["", *(line.rstrip() for line in out.splitlines())])
+        if not before
+    ]
+    assert headings[:3] == ["Model and device", "KV cache per token", "Memory"]
+    assert headings[-4:-2] == ["Workload", "Pools"]
+    assert headings[-2].startswith("Cost of ")
+    assert headings[-1] == "Verdict"
+    assert max(map(len, headings)) <= 50
+    assert "e+" not in out
 
 
 @pytest.mark.parametrize("formulas", [False, True])
