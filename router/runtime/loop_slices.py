@@ -12,7 +12,7 @@ from router.core.queueing.fair_order import FairOrder
 
 T = TypeVar("T")
 # Cost of one slice. It takes less than half a millisecond on a processor of 2020.
-SLICE = 2**14
+SLICE = 2**12
 
 
 class _Job:
