@@ -18,6 +18,7 @@ import asyncio
 import json
 import math
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -126,7 +127,7 @@ class Seen:
 
 
 async def victim(cluster: Cluster, seconds: float) -> Seen:
-    """Sends requests at a fixed rate, in an open loop."""
+    """Sends RATE requests per second, in an open loop."""
     seen = Seen()
     token = cluster.tokens.secret["victim"]
     async with (
@@ -137,8 +138,12 @@ async def victim(cluster: Cluster, seconds: float) -> Seen:
         asyncio.TaskGroup() as requests,
     ):
         start = time.perf_counter()
+        draw = random.Random(0)
         for number in range(round(seconds * RATE)):
-            await asyncio.sleep(start + number / RATE - time.perf_counter())
+            # At random moments: a fixed interval would always meet the workers' steps, 10 ms apart,
+            # at the same point.
+            moment = start + (number + draw.random()) / RATE
+            await asyncio.sleep(moment - time.perf_counter())
             ask = (
                 over_http(http, cluster.router.http, number)
                 if number % 2

@@ -11,7 +11,7 @@ from kvrelay.tenants import Tenant
 from router.core.queueing.fair_order import FairOrder
 
 T = TypeVar("T")
-# Cost of one slice. It takes less than half a millisecond on a processor of 2020.
+# Cost of one slice. It takes less than a quarter of a millisecond on a processor of 2020.
 SLICE = 2**12
 
 

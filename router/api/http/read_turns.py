@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 
 # Reading time in each round of the event loop.
-SLICE_S = 0.0005
+SLICE_S = 0.0002
 
 Read = Callable[[], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,3 +177,31 @@ async def test_usage_and_metrics_count_the_thinking(
     assert usage["completion_tokens_details"] == {"reasoning_tokens": thought}
     assert completion.usage.reasoning_tokens == thought
     assert f'kvrelay_reasoning_tokens_total{{model_name="demo"}} {thought}' in metrics
+
+
+async def test_the_kv_of_thinking_is_shown_while_it_is_held(tmp_path: Path) -> None:
+    async def shown(http: httpx.AsyncClient) -> float:
+        text = (await http.get("/metrics")).text
+        (line,) = [
+            one for one in text.splitlines() if one.startswith("kvrelay_reasoning_kv_bytes{")
+        ]
+        assert 'pool="decode",worker="decode-0"' in line
+        return float(line.rpartition(" ")[2])
+
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        router.say([BEGIN, *[70] * 3000])
+        for server in router.workers.values():
+            server.pace_s = 0.01  # longer than the test
+        async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
+            assert await shown(http) == 0
+            body = {**BODIES[CHAT], "stream": True}
+            async with http.stream("POST", CHAT, json=body) as answer, asyncio.timeout(60):
+                lines = answer.aiter_lines()
+                while "reasoning" not in await anext(lines):
+                    pass
+                while not (held := await shown(http)):
+                    await asyncio.sleep(0.05)
+                assert held % 4 == 0, "bytes of a token in the fake worker"
+            async with asyncio.timeout(60):
+                while await shown(http):
+                    await asyncio.sleep(0.05)
