@@ -14,11 +14,11 @@ from autoscaler.scaling_policy import Foreseen, least_size
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy, PoolPolicy
 from kvrelay.config.config_file import load_profile
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.planning.demand import Demand, LatencySlo
-from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.quantity import plain
-from kvrelay.planning.worker_kind import FlatKv, LinearCosts, WorkerKind
+from kvrelay.planning.sizing.demand import Demand, LatencySlo
+from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
+from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
 from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RECENT, RequestShape, RouterLoad
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo

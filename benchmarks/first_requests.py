@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvrelay.cli.cluster_options import OWN_CLUSTER
+from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.config.config_file import load_config
 from kvrelay.launch.local_cluster import LocalCluster
 

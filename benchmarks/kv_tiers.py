@@ -35,8 +35,8 @@ from kvrelay.client import AsyncClient
 from kvrelay.client.admin import AdminClient
 from kvrelay.config.config_file import load_config
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.checks.memory_plan import plan_memory
 from kvrelay.launch.local_cluster import LocalCluster
-from kvrelay.launch.memory_plan import plan_memory
 from kvrelay.percentiles import percentile
 from kvrelay.types.workers import TierLoad
 from kvrelay.wire.cluster import ClusterStatus

@@ -24,7 +24,7 @@ from first_requests import words
 from rich.console import Console
 from rich.table import Table
 
-from kvrelay.cli.cluster_options import OWN_CLUSTER
+from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.client import AsyncClient
 from kvrelay.config.config_file import load_config
 from kvrelay.launch.local_cluster import LocalCluster

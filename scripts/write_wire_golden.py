@@ -32,7 +32,8 @@ import kvrelay.v1
 from kvrelay.state.registry_codec import encode
 from kvrelay.types.control_plane import RouterLoad, ScalingDecision
 from kvrelay.types.workers import PendingWorker, WorkerInfo
-from kvrelay.wire import cluster, inference, transfer, varint, worker
+from kvrelay.wire import cluster, inference, transfer, worker
+from kvrelay.wire.encoding import varint
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "unit" / "wire" / "golden"
 NEXT = "next"

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.help_page import App
-from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
+from kvrelay.cli.terminal.help_page import App
 
 app = App(
     help="Load, unload and list LoRA adapters.",

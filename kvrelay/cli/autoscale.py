@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import track
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.help_page import App
-from kvrelay.cli.output_options import PrintJson
+from kvrelay.cli.options.output import PrintJson
+from kvrelay.cli.terminal.help_page import App
 from kvrelay.planning.quantity import plain
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.generate import Model, Seed, Target, Temperature
-from kvrelay.cli.notes import note
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views import render
 from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument, KvRelayError

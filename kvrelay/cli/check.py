@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import (
+from kvrelay.cli.options.cluster import (
     AdminPort,
     Config,
     Decode,
@@ -25,7 +25,7 @@ from kvrelay.cli.cluster_options import (
     Prefill,
     effective_config,
 )
-from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
@@ -34,8 +34,8 @@ from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
-    from kvrelay.launch.largest_pools import LargestPools
-    from kvrelay.launch.memory_plan import PoolMemory
+    from kvrelay.launch.checks.largest_pools import LargestPools
+    from kvrelay.launch.checks.memory_plan import PoolMemory
     from kvrelay.process.machine import Machine
 
 
@@ -64,10 +64,10 @@ def check(
     Example: kvrelay check -c configs/default.yaml
     """
     from kvrelay.config.config_file import load_policy
-    from kvrelay.launch.largest_pools import largest_pools
-    from kvrelay.launch.memory_plan import plan_memory
-    from kvrelay.launch.preflight import machine_problems
-    from kvrelay.launch.redis_claim import check_redis
+    from kvrelay.launch.checks.largest_pools import largest_pools
+    from kvrelay.launch.checks.memory_plan import plan_memory
+    from kvrelay.launch.checks.preflight import machine_problems
+    from kvrelay.launch.checks.redis_claim import check_redis
     from kvrelay.process.machine import Machine
 
     loaded = effective_config(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import Config, LogLevel, RayAddress
+from kvrelay.cli.options.cluster import Config, LogLevel, RayAddress
 from kvrelay.cli.serve import require_shared_redis, set_log_level
 from kvrelay.errors import Unavailable
 

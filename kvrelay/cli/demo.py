@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from kvrelay.cli import interrupt
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import OWN_CLUSTER
+from kvrelay.cli.options.cluster import OWN_CLUSTER
+from kvrelay.cli.terminal import interrupt
 from kvrelay.cli.views.render import console, ledger_table, milliseconds
 from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.planning.quantity import size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.views import render
 from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument

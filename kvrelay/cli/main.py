@@ -16,30 +16,26 @@ import typer
 from kvrelay.cli import (
     adapters,
     autoscale,
-    bench,
     certs,
     chat,
     check,
     controller,
     demo,
     generate,
-    lab,
     pools,
-    profile,
     router,
     serve,
-    simulate,
     status,
     token,
-    verify,
     version,
 )
 from kvrelay.cli.entry import INTERRUPTED
-from kvrelay.cli.help_page import App
+from kvrelay.cli.experiments import bench, lab, profile, simulate, verify
 from kvrelay.cli.loadtest import app as loadtest
-from kvrelay.cli.notes import note
+from kvrelay.cli.options.variables import misspelled, with_variables
 from kvrelay.cli.plan import command as plan
-from kvrelay.cli.variables import misspelled, with_variables
+from kvrelay.cli.terminal.help_page import App
+from kvrelay.cli.terminal.notes import note
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 

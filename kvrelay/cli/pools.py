@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.notes import note
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.pending_workers import are_known, room_lines, unknown_lines
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.types.workers import POOLS, PoolName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import Config, LogLevel
+from kvrelay.cli.options.cluster import Config, LogLevel
 from kvrelay.cli.serve import require_shared_redis, set_log_level
 
 

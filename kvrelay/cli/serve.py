@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import (
+from kvrelay.cli.entry import INTERRUPTED
+from kvrelay.cli.options.cluster import (
     AdminPort,
     Config,
     Decode,
@@ -26,8 +27,7 @@ from kvrelay.cli.cluster_options import (
     RayAddress,
     effective_config,
 )
-from kvrelay.cli.entry import INTERRUPTED
-from kvrelay.cli.notes import note, wrapped
+from kvrelay.cli.terminal.notes import note, wrapped
 from kvrelay.errors import ConfigError, InvalidArgument
 
 
@@ -107,7 +107,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     """Runs until a signal. Returns the exit code. on_screen: shows progress and next steps, and
     writes the log to a file.
     """
-    from kvrelay.cli.serve_screen import (
+    from kvrelay.cli.terminal.serve_screen import (
         new_log_file,
         print_next_steps,
         removed_if_empty,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError, Unavailable
 
@@ -70,7 +70,7 @@ def top(
     """
     from rich.live import Live
 
-    from kvrelay.cli.quit_key import quit_key
+    from kvrelay.cli.terminal.quit_key import quit_key
     from kvrelay.cli.views.top_view import full_screen, top_view
     from kvrelay.client.connection import Connection
 

@@ -7,7 +7,7 @@ import json
 import platform
 
 import kvrelay
-from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.options.output import AsJson
 from kvrelay.process.machine import Machine
 
 _PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis")

@@ -18,12 +18,12 @@ from typing import IO
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.launch.checks.preflight import check_machine
+from kvrelay.launch.checks.redis_claim import claim_redis, pending_workers
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.controller_supervisor import ControllerSupervisor
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.launch.model_download import ModelDownload
-from kvrelay.launch.preflight import check_machine
-from kvrelay.launch.redis_claim import claim_redis, pending_workers
 from kvrelay.models import is_on_hub, resolve_model
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrelay.errors import FailedPrecondition
-from kvrelay.planning.colocated import ColocatedSize, colocated
-from kvrelay.planning.demand import Demand
-from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
-from kvrelay.planning.worker_kind import WorkerKind
+from kvrelay.planning.sizing.colocated import ColocatedSize, colocated
+from kvrelay.planning.sizing.demand import Demand
+from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
+from kvrelay.planning.sizing.worker_kind import WorkerKind
 
 
 @dataclass(frozen=True, slots=True)

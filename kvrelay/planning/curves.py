@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvrelay.planning.capacity import MOST, latency_context, longest_context
 from kvrelay.planning.handoff import hand_off
 from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.plan import Plan
+from kvrelay.planning.sizing.capacity import MOST, latency_context, longest_context
 
 Points = list[list[float]]
 _CONTEXTS = [2**power for power in range(9, 18)]

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 from kvrelay.planning.advice import Advice, Cost, advise
-from kvrelay.planning.capacity import (
+from kvrelay.planning.device import Device, Efficiency
+from kvrelay.planning.handoff import Handoff, hand_off
+from kvrelay.planning.kv_size import KV_DTYPES, KvForm, KvSize
+from kvrelay.planning.model_source import PlannedModel
+from kvrelay.planning.quantity import decimal_bytes, kib, plain
+from kvrelay.planning.roofline import Roofline
+from kvrelay.planning.sizing.capacity import (
     Wall,
     free_bytes,
     latency_context,
@@ -16,15 +22,9 @@ from kvrelay.planning.capacity import (
     longest_context,
     most_users,
 )
-from kvrelay.planning.demand import Demand, LatencySlo
-from kvrelay.planning.device import Device, Efficiency
-from kvrelay.planning.handoff import Handoff, hand_off
-from kvrelay.planning.kv_size import KV_DTYPES, KvForm, KvSize
-from kvrelay.planning.model_source import PlannedModel
-from kvrelay.planning.quantity import decimal_bytes, kib, plain
-from kvrelay.planning.roofline import Roofline
+from kvrelay.planning.sizing.demand import Demand, LatencySlo
+from kvrelay.planning.sizing.worker_kind import LinearCosts, StepCosts, WorkerKind
 from kvrelay.planning.step_cost_model import StepCostModel
-from kvrelay.planning.worker_kind import LinearCosts, StepCosts, WorkerKind
 from kvrelay.planning.workload import Workload
 
 # Devices of one host, which tensor parallelism can use.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvrelay.planning.capacity import MOST
 from kvrelay.planning.kv_size import KV_DTYPES, KvSize
 from kvrelay.planning.plan import Plan
 from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
+from kvrelay.planning.sizing.capacity import MOST
 
 FORMAT = "kvrelay-plan-1"
 Json = dict[str, Any]

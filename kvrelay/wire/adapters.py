@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.v1 import cluster_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 
 
 @dataclass(frozen=True, slots=True)

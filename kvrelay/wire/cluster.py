@@ -27,7 +27,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
     ClusterServiceStub,
     add_ClusterServiceServicer_to_server,
 )
-from kvrelay.wire.fields import optional, to_message, to_value
+from kvrelay.wire.encoding.fields import optional, to_message, to_value
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [

@@ -8,7 +8,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import extend_field, optional, said, set_field, to_value
+from kvrelay.wire.encoding.fields import extend_field, optional, said, set_field, to_value
 from kvrelay.wire.sampling import SamplingOptions, sampling_from_proto, sampling_to_proto
 
 

@@ -17,7 +17,7 @@ from kvrelay.types.requests import (
     Usage,
 )
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 from kvrelay.wire.ledger import ledger_from_proto, ledger_to_proto
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvrelay.messages import HandoffTarget
 from kvrelay.v1 import worker_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 
 
 def target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:

@@ -11,7 +11,7 @@ from kvrelay.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 from kvrelay.wire.generate_request import GenerateRequest, request_from_proto, request_to_proto
 from kvrelay.wire.generate_response import (
     GenerateResponse,

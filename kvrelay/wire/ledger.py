@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvrelay.types.requests import Attempt, Fetch, Handoff, Ledger
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 
 
 def handoff_to_proto(handoff: Handoff) -> pb.Handoff:

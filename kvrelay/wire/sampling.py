@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance, GuidanceKind, SamplingParams, ThinkingMarkers
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.fields import extend_field, set_field
+from kvrelay.wire.encoding.fields import extend_field, set_field
 
 
 @dataclass(frozen=True, slots=True)

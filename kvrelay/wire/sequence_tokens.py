@@ -8,7 +8,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.messages import SequenceTokens
 from kvrelay.types.requests import FinishReason, PrefillTimings
 from kvrelay.v1 import worker_pb2 as pb
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import to_message, to_value
 from kvrelay.wire.generate_response import (
     logprobs_from_proto,
     logprobs_to_proto,

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 
 from kvrelay.v1 import transfer_pb2 as pb
+from kvrelay.wire.encoding.fields import to_message, to_value
+from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.fetch_request import (
     FetchRequest,
     fetch_request_from_proto,
     fetch_request_to_proto,
 )
-from kvrelay.wire.fields import to_message, to_value
-from kvrelay.wire.frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.kv_frame import (
     Frame,
     KvBlocks,

@@ -22,9 +22,9 @@ from kvrelay.security.https import ssl_context
 from router.api.grpc.auth import GrpcAccess
 from router.api.grpc.health import HealthService
 from router.api.grpc.messages import GrpcMessages
-from router.api.http.acceptor import BACKLOG, Acceptor
-from router.api.http.connection import MAX_HEAD_BYTES, BoundedProtocol
-from router.api.http.read_turns import ReadTurns
+from router.api.http.connections.acceptor import BACKLOG, Acceptor
+from router.api.http.connections.connection import MAX_HEAD_BYTES, BoundedProtocol
+from router.api.http.connections.read_turns import ReadTurns
 from router.runtime.stream_reader import SLOW_READER_S
 
 # Request size limit. It is several times a full context as text.

@@ -15,9 +15,9 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
-    "kvrelay/launch/port_check.py": "sends nothing, takes nothing: whether the addresses of the "
-    "listeners are free",
-    "kvrelay/launch/preflight.py": "sends nothing: whether loopback answers",
+    "kvrelay/launch/checks/port_check.py": "sends nothing, takes nothing: whether the addresses of "
+    "the listeners are free",
+    "kvrelay/launch/checks/preflight.py": "sends nothing: whether loopback answers",
     "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "
     "other can enter",

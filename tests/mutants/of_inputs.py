@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "entries of a field of gRPC",
-        "kvrelay/wire/field_bounds.py",
+        "kvrelay/wire/encoding/field_bounds.py",
         "if counts[name] > bound:",
         "if False:",
         (
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "chunks of a byte",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "if self._chunks > FREE_CHUNKS + self._body_bytes // CHUNK_BYTES:",
         "if False:",
         (
@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "the host of a whole URL counts",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         'self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]',
         "pass",
         (
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "lines of a head",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "if len(self.headers) > MAX_HEAD_LINES:",
         "if False:",
         (
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "trailers are no headers",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         """if self._part == "body":
             return
         super().on_header""",
@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests that arrive at once are parsed one after the other",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "self._refusal is None and (self._part is not None or not self._answering)",
         "True",
         (

@@ -232,14 +232,14 @@ MUTANTS = (
     ),
     Mutant(
         "headers of HTTP",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         'if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:',
         "if False:",
         ("unit/router/api/http/test_connection.py::test_headers_and_bodies_over_the_bound",),
     ),
     Mutant(
         "connections of HTTP",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "if len(self.connections) > MAX_CONNECTIONS and not self._make_room():",
         "if False:",
         (
@@ -248,7 +248,7 @@ MUTANTS = (
     ),
     Mutant(
         "idle connections of HTTP make room",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "oldest.transport.abort()",
         "pass",
         (
@@ -257,21 +257,21 @@ MUTANTS = (
     ),
     Mutant(
         "silent TLS connections make room",
-        "router/api/http/acceptor.py",
+        "router/api/http/connections/acceptor.py",
         "next(iter(self._handshakes)).cancel()",
         "pass",
         ("unit/router/api/http/test_acceptor.py::test_the_oldest_handshake_makes_room",),
     ),
     Mutant(
         "silent TLS connections end",
-        "router/api/http/acceptor.py",
+        "router/api/http/connections/acceptor.py",
         "ssl_handshake_timeout=timeout_s",
         "ssl_handshake_timeout=timeout_s and 3600.0",
         ("unit/router/api/http/test_acceptor.py::test_a_silent_handshake_ends",),
     ),
     Mutant(
         "polls are paced",
-        "router/api/http/pacing.py",
+        "router/api/http/connections/pacing.py",
         "await self._waiting_room.tenant(tenant.name, poll)",
         "pass",
         (
@@ -347,14 +347,14 @@ MUTANTS = (
     ),
     Mutant(
         "what frames a body is bounded",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "if self._framing_bytes > MAX_HEAD_BYTES + self._chunks * _CHUNK_FRAMING:",
         "if False:",
         ("unit/router/api/http/test_connection_cuts.py::test_what_frames_a_body_is_bounded",),
     ),
     Mutant(
         "a client that leaves cancels the request before the one it sent last",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "        if self._running is not None:\n            self._disconnect(self._running)\n",
         "",
         (
@@ -363,7 +363,7 @@ MUTANTS = (
     ),
     Mutant(
         "a slow request does not end the answer before it",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "if self._answering_earlier:\n            # The connection",
         "if False:\n            # The connection",
         (
@@ -379,7 +379,7 @@ MUTANTS = (
     ),
     Mutant(
         "no tenant has all connections",
-        "router/api/http/pacing.py",
+        "router/api/http/connections/pacing.py",
         "over = self._running[tenant.name] > MAX_REQUESTS",
         "over = False",
         ("unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",),
@@ -425,7 +425,7 @@ MUTANTS = (
     ),
     Mutant(
         "what comes at one moment is read by turns",
-        "router/api/http/read_turns.py",
+        "router/api/http/connections/read_turns.py",
         "if self._waiting or self._now() - self._began > SLICE_S:",
         "if False:",
         (
@@ -434,7 +434,7 @@ MUTANTS = (
     ),
     Mutant(
         "what waited is read by turns too",
-        "router/api/http/read_turns.py",
+        "router/api/http/connections/read_turns.py",
         "if self._now() - self._began > SLICE_S:\n                break",
         "pass",
         (
@@ -443,7 +443,7 @@ MUTANTS = (
     ),
     Mutant(
         "each tenant has its turn to be read",
-        "router/api/http/read_turns.py",
+        "router/api/http/connections/read_turns.py",
         "self._waiting.setdefault(who, deque())",
         "self._waiting.setdefault(None, deque())",
         (
@@ -452,7 +452,7 @@ MUTANTS = (
     ),
     Mutant(
         "a connection's turn is its tenant's",
-        "router/api/http/connection.py",
+        "router/api/http/connections/connection.py",
         "tenant.name if tenant else",
         "None if tenant else",
         (
@@ -461,7 +461,7 @@ MUTANTS = (
     ),
     Mutant(
         "connections that come at one moment let others run",
-        "router/api/http/acceptor.py",
+        "router/api/http/connections/acceptor.py",
         "await asyncio.sleep(0)  # an accept",
         "pass  # an accept",
         (

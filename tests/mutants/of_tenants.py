@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "clients that leave without an answer are charged",
-        "router/api/http/pacing.py",
+        "router/api/http/connections/pacing.py",
         "if not (served or poll):",
         "if False:",
         ("unit/router/api/test_pacing.py::test_clients_that_leave_before_an_answer_are_charged",),

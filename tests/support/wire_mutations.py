@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvrelay.wire import varint
+from kvrelay.wire.encoding import varint
 
 _FIELD = FieldDescriptor
 _INTEGERS = {

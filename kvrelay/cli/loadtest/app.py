@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.entry import INTERRUPTED
-from kvrelay.cli.help_page import App
 from kvrelay.cli.loadtest import options
-from kvrelay.cli.notes import note
+from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.terminal.help_page import App
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views import render
 from kvrelay.planning.quantity import plain
 

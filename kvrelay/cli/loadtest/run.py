@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrelay.cli.loadtest.options import Load
-from kvrelay.cli.notes import note
+from kvrelay.cli.terminal.notes import note
 from kvrelay.client.connection import Connection
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.measure import Run, measure

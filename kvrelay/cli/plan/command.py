@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kvrelay.cli.loadtest.options import Html, can_be_written
-from kvrelay.cli.output_options import AsJson
+from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.plan import options
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ def plan(
     from kvrelay.cli.plan.model_input import planned_model
     from kvrelay.cli.plan.view import plan_view, print_plan
     from kvrelay.cli.plan.workload_input import WorkloadOptions, read_workload
-    from kvrelay.planning.demand import LatencySlo
     from kvrelay.planning.device import Efficiency
     from kvrelay.planning.plan import Question, make_plan
     from kvrelay.planning.plan_json import plan_to_json
     from kvrelay.planning.quantity import check_number, parse_bytes
+    from kvrelay.planning.sizing.demand import LatencySlo
 
     can_be_written(html, step_costs)
     if kv_form not in ("native", "compact"):

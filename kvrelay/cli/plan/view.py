@@ -7,12 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kvrelay.planning.advice import Advice
-from kvrelay.planning.capacity import MOST
-from kvrelay.planning.disaggregated import PoolSize
 from kvrelay.planning.kv_size import KV_DTYPES, KvSize
 from kvrelay.planning.plan import Plan
 from kvrelay.planning.quantity import decimal_bytes, grouped, kib, plain, rate_of, seconds
 from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
+from kvrelay.planning.sizing.capacity import MOST
+from kvrelay.planning.sizing.disaggregated import PoolSize
 
 _WIDTH = 80
 # Columns of the names of facts.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from kvrelay.config.section import MAX_POOL
 from kvrelay.protocol_version import MAX_FEATURES
 from kvrelay.sampling_limits import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
-from kvrelay.wire.field_bounds import Bounds
+from kvrelay.wire.encoding.field_bounds import Bounds
 from router.frontend.validation import MAX_MESSAGES, MAX_STOPS
 
 

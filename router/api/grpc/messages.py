@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError, ResourceExhausted
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.wire import status
-from kvrelay.wire.field_bounds import Bounds, check_fields
+from kvrelay.wire.encoding.field_bounds import Bounds, check_fields
 from router.api.grpc.auth import OPEN_METHOD, caller
 from router.api.grpc.receive_slots import ProbeSlots, ReceiveSlots
 from router.runtime.loop_slices import LoopSlices

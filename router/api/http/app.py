@@ -10,6 +10,7 @@ from starlette.routing import Route
 from kvrelay.clock import Clock
 from kvrelay.tenants import ANY_ROLE
 from router.api.http.auth import HttpAccess
+from router.api.http.connections.pacing import HttpPace
 from router.api.http.dialects.anthropic.requests import parse_messages
 from router.api.http.dialects.anthropic.shape import MessagesShape
 from router.api.http.dialects.dialect import Dialect
@@ -19,7 +20,6 @@ from router.api.http.dialects.responses.requests import parse_response
 from router.api.http.dialects.responses.shape import PREFIX, ResponseShape
 from router.api.http.endpoint import HttpEndpoint
 from router.api.http.errors import http_error, typed
-from router.api.http.pacing import HttpPace
 from router.frontend.access import Access
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom

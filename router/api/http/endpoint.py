@@ -14,6 +14,7 @@ from kvrelay.errors import InvalidArgument
 from router.api.http.body import Bodies
 from router.api.http.chat.answer_format import AnswerFormat
 from router.api.http.choices import Choices
+from router.api.http.connections.sending import EventStream, JsonParts, events, unless_gone
 from router.api.http.dialects.anthropic.requests import parse_count_tokens
 from router.api.http.dialects.anthropic.response_models import CountedTokens
 from router.api.http.dialects.dialect import Dialect, Head, Opened
@@ -25,7 +26,6 @@ from router.api.http.dialects.openai.requests import (
 from router.api.http.dialects.openai.response_models import Model, Models, Text, Version
 from router.api.http.errors import Handler
 from router.api.http.openapi import describe
-from router.api.http.sending import EventStream, JsonParts, events, unless_gone
 from router.api.http.tokenized import tokenized_steps
 from router.frontend.frontend import Frontend
 from router.frontend.tokenization import TokenBound

@@ -19,11 +19,11 @@ from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import Foreseen, PoolSnapshot, PoolState, decide, least_size
 from autoscaler.snapshot import snapshot
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.planning.demand import Demand, LatencySlo
-from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
 from kvrelay.planning.profile import Profile
+from kvrelay.planning.sizing.demand import Demand, LatencySlo
+from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
+from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
 from kvrelay.planning.step_cost_model import StepCostModel
-from kvrelay.planning.worker_kind import FlatKv, LinearCosts, WorkerKind
 from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RequestShape, RouterLoad
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad

@@ -13,8 +13,8 @@ import pytest
 import typer
 from support import simulated
 
-from kvrelay.cli.file_kinds import _KINDS, _TAKES, kind_of
 from kvrelay.cli.main import app, run
+from kvrelay.cli.options.file_kinds import _KINDS, _TAKES, kind_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TRACES = ROOT / "tests/unit/loadtest/traces"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from kvrelay.cli import interrupt
+from kvrelay.cli.terminal import interrupt
 
 
 def test_it_is_confirmed_before_the_end_and_cancels_the_work(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 from support import simulated
 
-from kvrelay.cli.profile import profile_view
+from kvrelay.cli.experiments.profile import profile_view
 
 
 def test_step_times_have_units_and_no_exponents() -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from kvrelay.cli.main import run
-from kvrelay.cli.serve_screen import changes, new_log_file, next_steps, own_command, progress_line
+from kvrelay.cli.terminal.serve_screen import (
+    KERNELS,
+    changes,
+    new_log_file,
+    next_steps,
+    own_command,
+    progress_line,
+)
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
@@ -83,6 +90,10 @@ def test_a_cluster_with_tokens_shows_no_command_that_it_would_refuse() -> None:
     text = next_steps(config, USUAL, LOG)
     assert commands(text) == []
     assert "security.md" in text
+
+
+def test_what_it_looks_at_for_the_compiler_are_the_kernels() -> None:
+    assert all(list(folder.glob("*.cpp")) for folder in KERNELS)
 
 
 def test_progress_names_each_worker() -> None:

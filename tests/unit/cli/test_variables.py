@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from kvrelay.cli.main import app, run
-from kvrelay.cli.variables import VARIABLES, misspelled
+from kvrelay.cli.options.variables import VARIABLES, misspelled
 
 # Not those of options.
 OF_PROCESSES = {"KVRELAY_KERNELS", "KVRELAY_REASON_FILE"}

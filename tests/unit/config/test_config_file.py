@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.cli.cluster_options import OWN_CLUSTER
+from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
 from kvrelay.config.schema import ClusterConfig

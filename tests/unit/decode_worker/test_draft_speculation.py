@@ -195,7 +195,7 @@ async def test_a_draft_model_that_does_not_fit_is_refused_in_one_sentence(
     kind: type[InvalidArgument],
     reason: str,
 ) -> None:
-    from kvrelay.launch.memory_plan import plan_memory
+    from kvrelay.launch.checks.memory_plan import plan_memory
 
     model = tiny_model("llama")
     sizes = {"vocab_size": VOCAB, **{k: v for k, v in change.items() if k == "vocab_size"}}

@@ -15,7 +15,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import load_model
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError, ModelRefused
-from kvrelay.launch.memory_plan import PoolMemory, plan_memory
+from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.models import resolve_model
 
 USUAL = {

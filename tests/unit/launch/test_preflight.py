@@ -14,7 +14,7 @@ import pytest
 from kv_transfer.transport_selection import TRANSPORTS, choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, Unavailable, Unimplemented
-from kvrelay.launch import preflight
+from kvrelay.launch.checks import preflight
 from kvrelay.process.machine import Machine
 
 FREE_PORTS = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
@@ -130,7 +130,7 @@ def test_a_host_tier_that_exceeds_the_memory_is_refused() -> None:
 
 
 def test_a_machine_whose_loopback_is_down_is_refused() -> None:
-    program = "from kvrelay.launch.preflight import _check_loopback; _check_loopback()"
+    program = "from kvrelay.launch.checks.preflight import _check_loopback; _check_loopback()"
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, "-c", program], capture_output=True, text=True
     )

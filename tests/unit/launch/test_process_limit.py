@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvrelay.errors import Unavailable
-from kvrelay.launch import process_limit
-from kvrelay.launch.process_limit import check_processes, process_limits
+from kvrelay.launch.checks import process_limit
+from kvrelay.launch.checks.process_limit import check_processes, process_limits
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from kvrelay.errors import FailedPrecondition
 from kvrelay.planning.advice import Advice, advise
-from kvrelay.planning.demand import Demand, LatencySlo
-from kvrelay.planning.disaggregated import PoolSize, decode_pool, prefill_pool
 from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.model_source import published
 from kvrelay.planning.model_table import find_model
+from kvrelay.planning.sizing.demand import Demand, LatencySlo
+from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
+from kvrelay.planning.sizing.worker_kind import LinearCosts, WorkerKind, largest, smallest
 from kvrelay.planning.step_cost_model import StepCostModel
-from kvrelay.planning.worker_kind import LinearCosts, WorkerKind, largest, smallest
 from kvrelay.planning.workload import Workload
 
 

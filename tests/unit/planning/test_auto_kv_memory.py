@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
-from kvrelay.launch.memory_plan import plan_memory
+from kvrelay.launch.checks.memory_plan import plan_memory
 from kvrelay.models import resolve_model
 from kvrelay.planning.auto_kv_memory import (
     HOST_SHARE,

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.errors import FailedPrecondition, KvRelayError
-from kvrelay.planning.capacity import MOST, latency_context, latency_users
-from kvrelay.planning.demand import LatencySlo
 from kvrelay.planning.device import Device, Efficiency, device_names, find_device
 from kvrelay.planning.handoff import hand_off
 from kvrelay.planning.kv_size import KvSize
@@ -19,6 +17,8 @@ from kvrelay.planning.model_source import published
 from kvrelay.planning.model_table import find_model, model_names
 from kvrelay.planning.plan import Plan, Question, make_plan
 from kvrelay.planning.roofline import Roofline
+from kvrelay.planning.sizing.capacity import MOST, latency_context, latency_users
+from kvrelay.planning.sizing.demand import LatencySlo
 
 NAMES = st.sampled_from(model_names())
 DEVICES = st.sampled_from(device_names())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.models.model_shape import model_shape
-from kvrelay.planning.capacity import free_bytes, longest_context
 from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.model_memory import matrix_parameters
 from kvrelay.planning.model_table import PublishedModel, find_model, model_names
+from kvrelay.planning.sizing.capacity import free_bytes, longest_context
 
 # KiB per token in bf16: 2 x layers x KV heads x head dim x 2 B of each config.json. DeepSeek-V3: 61
 # x (512 + 64) x 2 B, the 70 KB of "Insights into DeepSeek-V3" (2025), table 1, which also has 516

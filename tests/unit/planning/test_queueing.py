@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.planning.queueing import Wait, erlang_c, square_root_servers
+from kvrelay.planning.sizing.queueing import Wait, erlang_c, square_root_servers
 
 
 def exact_erlang_c(servers: int, offered: Fraction) -> float:

@@ -10,7 +10,6 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from kvrelay.errors import FailedPrecondition, InvalidArgument
-from kvrelay.planning.demand import LatencySlo
 from kvrelay.planning.device import Efficiency, find_device
 from kvrelay.planning.kv_size import KV_DTYPES, KvSize
 from kvrelay.planning.model_source import PlannedModel, published
@@ -18,6 +17,7 @@ from kvrelay.planning.model_table import find_model, model_names
 from kvrelay.planning.plan import Question, make_plan
 from kvrelay.planning.quantity import parse_bytes
 from kvrelay.planning.roofline import Roofline
+from kvrelay.planning.sizing.demand import LatencySlo
 
 NAMES = st.sampled_from(model_names())
 DEGREES = st.sampled_from([1, 2, 3, 4, 7, 8, 64])

@@ -12,7 +12,7 @@ from kvrelay.config.engine import RESERVED
 from kvrelay.config.listen import ListenConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
-from kvrelay.launch.preflight import check_machine
+from kvrelay.launch.checks.preflight import check_machine
 from kvrelay.vllm_engine import arguments, version_check
 from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
 

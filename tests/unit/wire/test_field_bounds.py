@@ -15,7 +15,7 @@ from support.hostile_requests import GRPC_MESSAGES
 from kvrelay.errors import InvalidArgument
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire import cluster, inference
-from kvrelay.wire.field_bounds import MAX_FIELDS, check_fields, repeated_fields
+from kvrelay.wire.encoding.field_bounds import MAX_FIELDS, check_fields, repeated_fields
 from router.api.grpc.bounds import field_bounds
 
 REQUEST = pb.GenerateRequest.DESCRIPTOR

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.router_harness import RouterHarness, running_router
 from support.tokens import Tokens, bearer
 
-import router.api.http.pacing
+import router.api.http.connections.pacing
 import router.core.queueing.request_pace
 import router.frontend.waiting_room
 import router.observability.exposition
@@ -305,7 +305,7 @@ async def test_requests_that_wait_leave_one_after_the_other(
 async def test_no_tenant_takes_all_connections(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.pacing, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(router.api.http.connections.pacing, "MAX_REQUESTS", 3)
     endpoints.running.workers["decode-0"].may_step.clear()
     body = {"model": "demo", "prompt": [11, 12], "max_tokens": 2}
     flying = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.certificates import Certificates
 
-import router.api.http.acceptor
+import router.api.http.connections.acceptor
 from kvrelay.errors import ConfigError
-from router.api.http.acceptor import Acceptor
+from router.api.http.connections.acceptor import Acceptor
 from router.api.listeners import http_listener
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -66,7 +66,7 @@ async def ended(one: Streams) -> None:
 async def test_the_oldest_handshake_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.acceptor, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(router.api.http.connections.acceptor, "MAX_HANDSHAKES", 3)
     async with listening(tmp_path) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await greeted(port)
@@ -77,7 +77,7 @@ async def test_the_oldest_handshake_makes_room(
 
 
 async def test_a_silent_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.api.http.acceptor, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(router.api.http.connections.acceptor, "HANDSHAKE_S", 0.1)
     async with listening(tmp_path) as port:
         await ended(await asyncio.open_connection("127.0.0.1", port))
         assert await greeted(port)

@@ -19,17 +19,17 @@ from support.router_harness import DEMO, RouterHarness, running_router
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-import router.api.http.acceptor
 import router.api.http.body
-import router.api.http.connection
+import router.api.http.connections.acceptor
+import router.api.http.connections.connection
+import router.api.http.connections.read_turns
 import router.api.http.json_parser
-import router.api.http.read_turns
 import router.api.listeners
 import router.frontend.tokenization
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import ANONYMOUS
-from router.api.http.connection import BoundedProtocol
-from router.api.http.read_turns import ReadTurns
+from router.api.http.connections.connection import BoundedProtocol
+from router.api.http.connections.read_turns import ReadTurns
 from router.frontend.tokenization import Text
 
 
@@ -120,7 +120,7 @@ async def test_a_target_may_be_a_whole_url_whose_host_counts(
 async def test_a_connection_that_sends_no_whole_request_is_ended(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "RECEIVE_S", 0.2)
+    monkeypatch.setattr(router.api.http.connections.connection, "RECEIVE_S", 0.2)
     reader, writer = await connect(cluster)
     if sent:
         writer.write(head(cluster, sent, "x-more: 1"))
@@ -134,7 +134,7 @@ async def test_a_connection_that_sends_no_whole_request_is_ended(
 async def test_headers_byte_by_byte_do_not_hold_a_connection(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "RECEIVE_S", 0.3)
+    monkeypatch.setattr(router.api.http.connections.connection, "RECEIVE_S", 0.3)
     reader, writer = await connect(cluster)
     writer.write(head(cluster, "GET /version"))
     answer = asyncio.create_task(rest(reader))
@@ -148,7 +148,7 @@ async def test_headers_byte_by_byte_do_not_hold_a_connection(
 async def test_a_second_request_of_a_connection_has_its_own_time(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "RECEIVE_S", 1.0)
+    monkeypatch.setattr(router.api.http.connections.connection, "RECEIVE_S", 1.0)
     reader, writer = await connect(cluster)
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(60):
@@ -175,7 +175,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
 async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "RECEIVE_S", 0.3)
+    monkeypatch.setattr(router.api.http.connections.connection, "RECEIVE_S", 0.3)
     reader, writer = await connect(cluster)
     writer.write(head(cluster, "GET /version", "content-length: 1000000") + b"\r\n")
     ended = asyncio.create_task(reader.read())
@@ -198,7 +198,7 @@ async def test_bodies_that_take_turns_come_whole(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One piece of one of them in each round of the event loop."""
-    monkeypatch.setattr(router.api.http.read_turns, "SLICE_S", 0.0)
+    monkeypatch.setattr(router.api.http.connections.read_turns, "SLICE_S", 0.0)
     texts = [f"{number} " * 20_000 for number in range(12)]
     async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
         answers = await asyncio.gather(
@@ -248,7 +248,7 @@ async def test_connections_that_come_at_one_moment_let_others_run(
         await asyncio.sleep(0)
         turn += 1
     most = max(rounds.count(one) for one in set(rounds))
-    assert most <= 2 * router.api.http.acceptor.PER_ROUND
+    assert most <= 2 * router.api.http.connections.acceptor.PER_ROUND
     for one in connecting:
         (await one)[1].close()
 
@@ -375,7 +375,7 @@ async def test_a_head_of_many_lines_is_refused_also_behind_another_request(
 async def test_connections_over_the_bound_are_ended_and_others_go_on(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(router.api.http.connections.connection, "MAX_CONNECTIONS", 3)
     held = [await connect(cluster) for _ in range(3)]
     # Each is accepted, and asks for something, before the next is tried
     for reader, writer in held:
@@ -415,7 +415,7 @@ async def ask_halfway(
 async def test_an_idle_connection_makes_room_for_a_new_one(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(router.api.http.connections.connection, "MAX_CONNECTIONS", 3)
     busy, silent, served = [await connect(cluster) for _ in range(3)]
     await ask_halfway(cluster, *busy)
     served[1].write(head(cluster, "GET /version") + b"\r\n")
@@ -450,7 +450,7 @@ class Transport(asyncio.Transport):
 async def test_a_reader_that_does_not_read_is_left_and_one_that_does_in_time_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(router.api.http.connection, "SLOW_READER_S", 0.05)
+    monkeypatch.setattr(router.api.http.connections.connection, "SLOW_READER_S", 0.05)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("nothing was asked")

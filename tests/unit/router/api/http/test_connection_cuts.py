@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from router.api.http import connection as http_connection
-from router.api.http.connection import MAX_UNPARSED, BoundedProtocol
-from router.api.http.read_turns import ReadTurns
+from router.api.http.connections import connection as http_connection
+from router.api.http.connections.connection import MAX_UNPARSED, BoundedProtocol
+from router.api.http.connections.read_turns import ReadTurns
 
 
 class Transport(asyncio.Transport):

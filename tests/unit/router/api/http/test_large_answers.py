@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from router.api.http.sending import _ONE_PART_BYTES, JsonParts
+from router.api.http.connections.sending import _ONE_PART_BYTES, JsonParts
 
 
 @pytest.mark.parametrize("size", [1, _ONE_PART_BYTES // 8, _ONE_PART_BYTES])

@@ -18,8 +18,8 @@ from support.router_harness import DEMO, RouterHarness, running_router
 import kvrelay
 from kvrelay import sampling_limits
 from kvrelay.tokenizer.tokenizer import Tokenizer
+from router.api.http.connections.sending import EventStream
 from router.api.http.dialects.openai.requests import parse_completion
-from router.api.http.sending import EventStream
 from router.frontend.tokenization import Text
 
 PROMPT = list(range(10, 50))

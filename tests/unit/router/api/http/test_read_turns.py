@@ -11,7 +11,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.http.read_turns import SLICE_S, ReadTurns
+from router.api.http.connections.read_turns import SLICE_S, ReadTurns
 
 BYTE_S = 2.0**-12  # about a quarter of a slice; sums are exact
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from kvrelay.planning.worker_kind import SequenceKv, WorkerKind
+from kvrelay.planning.sizing.worker_kind import SequenceKv, WorkerKind
 from kvrelay.planning.workload import Workload
 
 # Workers of one pool; larger pools are no plan.

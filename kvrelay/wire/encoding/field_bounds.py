@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.wire.varint import Malformed, decode
+from kvrelay.wire.encoding.varint import Malformed, decode
 
 # Including nested messages. 4096 chat messages have 12,288 fields.
 MAX_FIELDS = 2**14

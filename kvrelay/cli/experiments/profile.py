@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.bench import progress_bars
-from kvrelay.cli.bench_options import (
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.experiments.bench import progress_bars
+from kvrelay.cli.loadtest.options import can_be_written
+from kvrelay.cli.options.bench import (
     ChunkTokens,
     DeviceKind,
     ModelToMeasure,
     Threads,
     WeightFormat,
 )
-from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.loadtest.options import can_be_written
-from kvrelay.cli.notes import note
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ _WATCH_S = 1.0
 _WIDTH = 80
 # More workers are counted by state instead.
 _MOST_NAMED = 6
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 KERNELS = (_ROOT / "kvrelay" / "engine" / "native" / "kernels", _ROOT / "kv_transfer" / "kernels")
 _QUESTION = (
     '{"messages": [{"role": "user", "content": "What is 3 plus 4?"}],\n'

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvrelay.planning.demand import MAX_WORKERS, Demand
-from kvrelay.planning.disaggregated import missed_ttft
 from kvrelay.planning.quantity import plain
-from kvrelay.planning.queueing import Wait
-from kvrelay.planning.worker_kind import SPARE, WorkerKind, largest, slot_wait, smallest
+from kvrelay.planning.sizing.demand import MAX_WORKERS, Demand
+from kvrelay.planning.sizing.disaggregated import missed_ttft
+from kvrelay.planning.sizing.queueing import Wait
+from kvrelay.planning.sizing.worker_kind import SPARE, WorkerKind, largest, slot_wait, smallest
 
 # Tokens of the smallest chunk, and the largest chunks that are tried: a large chunk delays the
 # answers beside it, which then hold their KV for longer.

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from kvrelay.cli.bench_options import (
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.options.bench import (
     ChunkTokens,
     DeviceKind,
     ModelToMeasure,
@@ -21,9 +22,8 @@ from kvrelay.cli.bench_options import (
     Threads,
     WeightFormat,
 )
-from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.help_page import App
-from kvrelay.cli.output_options import PrintJson
+from kvrelay.cli.options.output import PrintJson
+from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:

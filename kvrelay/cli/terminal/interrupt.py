@@ -7,7 +7,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from kvrelay.cli.notes import note
+from kvrelay.cli.terminal.notes import note
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from kvrelay.errors import FailedPrecondition
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.v1 import transfer_pb2 as pb
-from kvrelay.wire import varint
-from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.encoding import varint
+from kvrelay.wire.encoding.fields import to_message, to_value
 from kvrelay.wire.kv_frame import Frame, KvBlocks, KvCommit, KvOpen, RemoteArena, SharedSegment
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrelay.planning.queueing import erlang_c
+from kvrelay.planning.sizing.queueing import erlang_c
 from kvrelay.planning.step_cost_model import StepCostModel
 
 # Standard deviations of the batch and of its KV that are kept free: 1 % of a normal distribution

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.launch.memory_plan import PoolMemory
+from kvrelay.launch.checks.memory_plan import PoolMemory
 from kvrelay.planning.auto_kv_memory import PROCESS_BYTES
 from kvrelay.types.workers import PoolName
 

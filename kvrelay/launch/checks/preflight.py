@@ -14,9 +14,9 @@ from kv_transfer.transport_selection import choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
-from kvrelay.launch.memory_plan import PoolMemory, plan_memory
-from kvrelay.launch.port_check import check_ports
-from kvrelay.launch.process_limit import check_processes
+from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
+from kvrelay.launch.checks.port_check import check_ports
+from kvrelay.launch.checks.process_limit import check_processes
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT

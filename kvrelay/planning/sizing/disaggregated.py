@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from kvrelay.planning.demand import LINK_SHARE, MAX_WORKERS, Demand
 from kvrelay.planning.quantity import plain
-from kvrelay.planning.queueing import Wait, square_root_servers
-from kvrelay.planning.worker_kind import MAX_BATCH, WorkerKind, slot_wait, smallest
+from kvrelay.planning.sizing.demand import LINK_SHARE, MAX_WORKERS, Demand
+from kvrelay.planning.sizing.queueing import Wait, square_root_servers
+from kvrelay.planning.sizing.worker_kind import MAX_BATCH, WorkerKind, slot_wait, smallest
 
 # Parts of the requests that may miss the SLO which each pool may cause.
 _PREFILL_PART = 0.95

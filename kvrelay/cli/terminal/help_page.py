@@ -11,8 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvrelay.cli.file_kinds import misplaced_file
-from kvrelay.cli.variables import variable_of, with_variables
+from kvrelay.cli.options.file_kinds import misplaced_file
+from kvrelay.cli.options.variables import variable_of, with_variables
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 # Columns of a page on a wide terminal.

@@ -13,7 +13,7 @@ import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest import options
-from kvrelay.cli.notes import note
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 

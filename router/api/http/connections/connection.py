@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from kvrelay.errors import Code
+from router.api.http.connections.read_turns import ReadTurns
 from router.api.http.encoding import to_json
-from router.api.http.read_turns import ReadTurns
 from router.runtime.stream_reader import SLOW_READER_S
 
 # Connections of one listener.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli import interrupt
-from kvrelay.cli.bench import progress_bars
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.cluster_options import OWN_CLUSTER
+from kvrelay.cli.experiments.bench import progress_bars
 from kvrelay.cli.loadtest.options import can_be_written
-from kvrelay.cli.notes import note
+from kvrelay.cli.options.cluster import OWN_CLUSTER
+from kvrelay.cli.terminal import interrupt
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
 from kvrelay.models import resolve_model
 

@@ -1,0 +1,1 @@
+"""Commands that measure or simulate, without serving clients."""

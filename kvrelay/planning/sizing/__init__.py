@@ -1,0 +1,1 @@
+"""Pool sizes for a workload."""

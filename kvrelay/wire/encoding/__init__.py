@@ -1,0 +1,1 @@
+"""Protobuf's encoding: numbers, fields and their bounds."""

@@ -1,0 +1,1 @@
+"""Clients' connections: accepting, reading and writing in turns."""
