@@ -36,7 +36,7 @@ def verify(
     Starts a separate cluster. Runs the same requests with `generate` of transformers, on the local
     path, on the disaggregated path over shm and over grpc, and on the disaggregated path while a
     decode worker is killed. Exits with 1 if an answer differs in float32, unless the configuration
-    sets kv.dtype int8, which rounds.
+    quantises KV, which rounds.
 
     Example: kvrelay verify --requests 64 --json
     """
