@@ -30,7 +30,7 @@ from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
-from kvrelay.types.kv_layout import KvLayout, holds_int4
+from kvrelay.types.kv_layout import KvLayout, check_dtype
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
 ChooseKvBytes = Callable[[LoadedModel, KvLayout, int], int]
@@ -194,11 +194,7 @@ class ModelRunner:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
-        if kv_dtype == "int4" and not holds_int4(layout.layers):
-            raise ConfigError(
-                "kv.dtype: int4 holds heads whose dimensions are multiples of 4, which those of "
-                "this model are not; set int8 or auto"
-            )
+        check_dtype(kv_dtype, layout.layers)
         if not isinstance(kv_bytes, int):
             kv_bytes = kv_bytes(loaded, layout, longest)
         _check_memory(layout, kv_bytes, longest)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvrelay.errors import ConfigError
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 # Dtypes of quantised KV, and the dtype of their scales.
 QUANTISED = ("int8", "int4")
@@ -29,6 +31,15 @@ class LayerKv:
 def holds_int4(layers: Iterable[LayerKv]) -> bool:
     """Whether int4 can hold the vectors: pairs of words of two values share bytes."""
     return not any(layer.k_dim % 4 or layer.v_dim % 4 for layer in layers)
+
+
+def check_dtype(dtype: str, layers: Iterable[LayerKv]) -> None:
+    """Raises ConfigError if KV of this dtype cannot hold the vectors."""
+    if dtype == "int4" and not holds_int4(layers):
+        raise ConfigError(
+            "kv.dtype: int4 holds heads whose dimensions are multiples of 4, which those of this "
+            "model are not; set int8 or auto"
+        )
 
 
 @dataclass(frozen=True, slots=True)

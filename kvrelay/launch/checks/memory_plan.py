@@ -21,7 +21,7 @@ from kvrelay.planning.auto_kv_memory import (
 )
 from kvrelay.process.free_memory import available_bytes
 from kvrelay.process.machine import Machine
-from kvrelay.types.kv_layout import KvLayout
+from kvrelay.types.kv_layout import KvLayout, check_dtype
 from kvrelay.types.workers import POOLS, PoolName
 from kvrelay.worker.runtime.draft_files import check_draft_files
 
@@ -108,6 +108,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
         packs = not section.resources.num_gpus and section.tensor_parallel == 1
         weights = tensors and weight_bytes(tensors, dtype, section.weights, packs=packs)
         layout = kv_layout(model, kv.block_size, kv.dtype, dtype) if longest else None
+        check_dtype(kv.dtype, layout.layers if layout else ())
         tiers = {one.kind: one for one in kv.tiers}
         host, disk = tiers.get("host"), tiers.get("disk")
         found = PoolMemory(

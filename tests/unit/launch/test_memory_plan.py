@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.tiny_models import build
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import load_model
@@ -45,7 +46,7 @@ def plan(folder: Path, **sections: dict[str, Any]) -> PoolMemory:
 
 
 @pytest.mark.parametrize("architecture", ["demo", "llama", "qwen3", "mixtral", "phi3"])
-@pytest.mark.parametrize("dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 def test_the_kv_of_one_sequence_is_what_the_engine_takes(
     architecture: str, dtype: str, tiny_model: Callable[..., Path]
 ) -> None:
@@ -58,6 +59,13 @@ def test_the_kv_of_one_sequence_is_what_the_engine_takes(
     assert found.least_kv_bytes == layout.blocks_for(loaded.max_model_len) * layout.block_bytes
     assert found.sequences == found.kv_bytes // found.least_kv_bytes
     assert found.kv_tokens // 16 * layout.block_bytes <= found.kv_bytes
+
+
+def test_heads_that_int4_cannot_hold_are_refused(tmp_path: Path) -> None:
+    folder = build("llama", tmp_path, head_dim=10, hidden_size=40)
+    assert plan(folder).block_bytes
+    with pytest.raises(ConfigError, match=r"int4 holds heads .* multiples of 4.*int8 or auto"):
+        plan(folder, kv={"dtype": "int4"})
 
 
 @pytest.mark.parametrize("architecture", ["demo", "llama", "qwen3", "phi3"])
