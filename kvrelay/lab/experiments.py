@@ -87,6 +87,7 @@ def _position(figures: LabFigures) -> Experiment:
     engine = figures.engine
     (early, early_s), *_, (late, late_s) = sorted(engine.position.items())
     kv = engine.layout.block_bytes / engine.layout.block_size
+    rate = (figures.weight_bytes + late * kv) / late_s
     return Experiment(
         "Decode: time per token over the position",
         "Milliseconds for the next token of one sequence, over the tokens before it.",
@@ -94,8 +95,9 @@ def _position(figures: LabFigures) -> Experiment:
             f"The token at position {late:,} takes {_ms(late_s)}, {late_s / early_s:.2f} times "
             f"the {_ms(early_s)} at position {early:,}.",
             f"Each token reads all weights, {_bytes(figures.weight_bytes)}, and the KV of all "
-            f"tokens before it, {_bytes(late * kv)} at position {late:,}: only the KV grows, so "
-            "decode is bound by memory bandwidth.",
+            f"tokens before it, {_bytes(late * kv)} at position {late:,}: only the KV grows. That "
+            f"is {_bytes(rate)} in a second. With a large model this rate reaches the memory's "
+            "bandwidth, which then bounds decode.",
         ),
         _curves(figures, "position"),
         unit=" ms",
@@ -112,8 +114,9 @@ def _batch(figures: LabFigures) -> Experiment:
         "Tokens per second of all sequences together, over the number of sequences with "
         f"{figures.engine.batch_context} tokens each.",
         (
-            f"A step for {many} sequences takes {_ms(many_s)}, {many_s / one_s:.1f} times a step "
-            f"for one, and gives {many} tokens: {gain:.1f} times the tokens per second.",
+            f"A step for {many} sequences of {figures.engine.batch_context} tokens takes "
+            f"{_ms(many_s)}, {many_s / one_s:.1f} times a step for one, and gives {many} tokens: "
+            f"{gain:.1f} times the tokens per second.",
             "The sequences of a batch share one read of the weights, so a decode worker wants "
             "many sequences at once, and room for their KV.",
         ),

@@ -56,7 +56,9 @@ def pareto(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
     """
     found: list[SweepPoint] = []
     for one in sorted(points, key=lambda point: (point.cost, -point.goodput)):
-        if not found or one.goodput > found[-1].goodput:
+        last = found[-1] if found else None
+        equal = last is not None and (one.cost, one.goodput) == (last.cost, last.goodput)
+        if last is None or equal or one.goodput > last.goodput:
             found.append(one)
     return tuple(found)
 
