@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.errors import FailedPrecondition
-from kvrelay.types.kv_layout import KV_DTYPES, KvLayout, holds_int4
+from kvrelay.types.kv_layout import FLOAT_DTYPES, QUANTISED, KvLayout, holds
 from kvrelay.wire.transfer import KvOpen
 
 # Tokens.
@@ -52,12 +52,14 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
         raise FailedPrecondition(
             f"the sender's KV heads cannot be divided evenly among {theirs.ranks} ranks"
         )
-    fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in KV_DTYPES
+    fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE
+    fits = (
+        fits and theirs.dtype in (*FLOAT_DTYPES, *QUANTISED) and holds(theirs.dtype, theirs.layers)
+    )
     # The order of the CPU kernels.
     if theirs.word:
         fits = fits and theirs.word in (1, 2) and theirs.block_size % 16 == 0
         fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
-    fits = fits and (theirs.dtype != "int4" or holds_int4(theirs.layers))
     if not fits:
         raise FailedPrecondition(
             f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are not supported"

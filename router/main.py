@@ -44,7 +44,6 @@ from router.observability.observers import Observers
 from router.observability.request_log import RequestLog
 from router.observability.status import ClusterView
 from router.observability.tenant_metrics import TenantMetrics
-from router.observability.thinking_metrics import ThinkingCollector
 from router.observability.tracing import Tracing
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
 from router.runtime.driver import Driver
@@ -131,7 +130,6 @@ async def run_router(
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
     metrics.registry.register(DefenceCollector(card.info.id, driver.dispatcher))
     metrics.registry.register(IndexCollector(card.info.id, driver.dispatcher))
-    metrics.registry.register(ThinkingCollector(card.info.id, driver.newest, lambda: driver.known))
     stalls = LoopStalls("router")
     metrics.registry.register(LoopStallCollector(card.info.id, "router", stalls.counts))
     slices = LoopSlices()

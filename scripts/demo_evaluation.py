@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import LlamaForCausalLM
@@ -58,17 +59,21 @@ def right_answers(
     """
     model.eval()
     right = asked = 0
-    for ids in documents:
-        if assistant not in ids:
-            continue
-        start = ids.index(assistant)
-        end = ids.index(eos, start)
-        likeliest = (
-            model(input_ids=torch.tensor([ids[:end]]), use_cache=False)
-            .logits[0]
-            .argmax(dim=-1)
-            .tolist()
-        )
+    for prompt, answer in first_turns(documents, assistant, eos):
+        tokens = torch.tensor([prompt + answer[:-1]])
+        likeliest = model(input_ids=tokens, use_cache=False).logits[0].argmax(dim=-1).tolist()
         asked += 1
-        right += likeliest[start:end] == ids[start + 1 : end + 1]
+        right += likeliest[len(prompt) - 1 :] == answer
     return right, asked
+
+
+def first_turns(
+    documents: Iterable[list[int]], assistant: int, eos: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields (prompt, answer) of the first turn of each conversation. The prompt ends with the
+    token that begins an answer, the answer with the token that ends it.
+    """
+    for ids in documents:
+        if assistant in ids:
+            start = ids.index(assistant) + 1
+            yield ids[:start], ids[start : ids.index(eos, start) + 1]

@@ -4,10 +4,9 @@
 
 The results are held-out perplexity, teacher-forced top-1 agreement, the share of equal greedy
 answers, and of held-out questions about a story that are answered word for word. The held-out
-documents are those of the model card. The baseline model completes some of
-them greedily from the middle, one at a time. Each variant is compared with these answers in two
-ways: teacher-forced, where a difference counts once, and free-running, where a difference changes
-all later tokens.
+documents are those of the model card. The baseline model completes some of them greedily from the
+middle, one at a time. Each variant is compared with these answers in two ways: teacher-forced,
+where a difference counts once, and free-running, where a difference changes all later tokens.
 
 The first row is the baseline model in other batches, which shows the effect of rounding alone.
 
@@ -31,9 +30,11 @@ from typing import Any
 
 import demo_corpus
 import torch
+from demo_evaluation import first_turns
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
+from train_demo import HELD_OUT_QUESTIONS, STORY_TOKENS
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -51,10 +52,6 @@ ANSWER_TOKENS = 64
 BATCH = 16
 KV_BYTES = 256 * 2**20
 
-# Questions, about half of them about a story.
-QUESTIONS = 400
-# Tokens; a question about a story has more.
-STORY_TOKENS = 100
 LARGE_CHANNELS = (3, 17, 29)
 LARGE_FACTOR = 16.0
 
@@ -260,13 +257,10 @@ def with_large_keys(model: str, folder: Path) -> str:
 def story_questions(tokenizer: Any) -> list[tuple[Tokens, Tokens]]:
     """Returns held-out questions about a story as (prompt, answer)."""
     assistant, end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "</s>"])
-    found = []
-    for text in demo_corpus.sample(SEED, "questions", QUESTIONS):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) > STORY_TOKENS and assistant in ids:
-            start = ids.index(assistant) + 1
-            found.append((ids[:start], ids[start : ids.index(end, start) + 1]))
-    return found
+    texts = demo_corpus.sample(SEED, "questions", HELD_OUT_QUESTIONS)
+    documents = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    long = (ids for ids in documents if len(ids) > STORY_TOKENS)
+    return list(first_turns(long, assistant, end))
 
 
 def _likeliest(runner: ModelRunner, prompt: Tokens, answer: Tokens) -> Tokens:

@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from kv_transfer.blocks.plan import Layers, Places
+from kvrelay.engine.base.kv_memory import TORCH_DTYPE
 from kvrelay.engine.base.quantised_kv import dequantise, quantise
 from kvrelay.types.kv_layout import SCALE_DTYPE, KvLayout, LayerKv
 
-_TORCH = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
 # Keys, or columns of values, of one packed tile in the kernels' order.
 _PANEL = 32
 
@@ -140,11 +134,10 @@ def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.T
     dim = layer.v_dim if index % 2 else layer.k_dim
     size, heads, word = layout.block_size, layer.kv_heads, layout.word
     first = 2 * layers.num if layout.is_quantised else 0
-    is_int4 = layout.dtype == "int4"
-    region = _region(span, rank, first + index, "uint8" if is_int4 else layout.dtype)
+    region = _region(span, rank, first + index, layout.stored_dtype)
     num = span.places.num_blocks
     panel = _PANEL
-    if is_int4:
+    if layout.dtype == "int4":
         # A byte is a word of its own, of keys and of values.
         dim, panel, word = dim // 2, _PANEL // 2, word and 1
     if not word:
@@ -180,4 +173,4 @@ def _scales(span: Span, layers: Layers, index: int, rank: int) -> torch.Tensor:
 def _region(span: Span, rank: int, number: int, dtype: str) -> torch.Tensor:
     number += rank * (len(span.places.sizes) // span.layout.ranks)
     start, size = span.places.starts[number], span.places.sizes[number]
-    return span.data[start : start + size * span.places.num_blocks].view(_TORCH[dtype])
+    return span.data[start : start + size * span.places.num_blocks].view(TORCH_DTYPE[dtype])

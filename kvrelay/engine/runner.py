@@ -182,6 +182,7 @@ class ModelRunner:
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
+        check_dtype(layout.dtype, layout.layers)
         wanted = kernels == "auto"
         reason = (
             why_without_kernels(loaded, layout) if wanted else "the torch kernels were requested"
@@ -194,7 +195,6 @@ class ModelRunner:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
-        check_dtype(kv_dtype, layout.layers)
         if not isinstance(kv_bytes, int):
             kv_bytes = kv_bytes(loaded, layout, longest)
         _check_memory(layout, kv_bytes, longest)

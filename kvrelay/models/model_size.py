@@ -11,15 +11,13 @@ from typing import Any, Literal
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_files import StoredTensor
 from kvrelay.models.model_shape import model_shape
-from kvrelay.types.kv_layout import DTYPE_BYTES, KvLayout
+from kvrelay.types.kv_layout import DTYPE_BYTES, FLOAT_DTYPES, KvLayout
 
 # Parts of the names of embeddings, which stay in the model's dtype.
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 _HEADS = ("lm_head", "embed_out")
 # Dtypes of safetensors that are converted to the dtype of the model.
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# Dtypes that the KV of a model has by itself.
-_KEPT = ("float32", "bfloat16", "float16")
 
 
 def kv_layout(
@@ -46,7 +44,7 @@ def model_dtype(model: Mapping[str, Any], dtype: str) -> str:
     A dtype that KV cannot have, or none, becomes bfloat16.
     """
     wanted = str(model.get("dtype") or model.get("torch_dtype")) if dtype == "auto" else dtype
-    return wanted if wanted in _KEPT else "bfloat16"
+    return wanted if wanted in FLOAT_DTYPES else "bfloat16"
 
 
 def longest_sequence(model: Mapping[str, Any], max_model_len: int | None) -> int | None:

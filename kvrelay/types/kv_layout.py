@@ -11,10 +11,10 @@ from typing import Any
 from kvrelay.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
-# Dtypes of quantised KV, and the dtype of their scales.
+# Dtypes of KV: as the model computes it, and quantised. The dtype of the scales of quantised KV.
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 QUANTISED = ("int8", "int4")
 SCALE_DTYPE = "bfloat16"
-KV_DTYPES = ("float32", "bfloat16", "float16", *QUANTISED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,16 @@ class LayerKv:
     v_dim: int
 
 
-def holds_int4(layers: Iterable[LayerKv]) -> bool:
-    """Whether int4 can hold the vectors: pairs of words of two values share bytes."""
-    return not any(layer.k_dim % 4 or layer.v_dim % 4 for layer in layers)
+def holds(dtype: str, layers: Iterable[LayerKv]) -> bool:
+    """Whether KV of this dtype can hold the vectors. In int4, pairs of words of two values share
+    bytes.
+    """
+    return dtype != "int4" or not any(layer.k_dim % 4 or layer.v_dim % 4 for layer in layers)
 
 
 def check_dtype(dtype: str, layers: Iterable[LayerKv]) -> None:
     """Raises ConfigError if KV of this dtype cannot hold the vectors."""
-    if dtype == "int4" and not holds_int4(layers):
+    if not holds(dtype, layers):
         raise ConfigError(
             "kv.dtype: int4 holds heads whose dimensions are multiples of 4, which those of this "
             "model are not; set int8 or auto"
@@ -72,7 +74,7 @@ class KvLayout:
     layers: tuple[LayerKv, ...]
     # Tokens.
     block_size: int
-    # Dtype of K and V, one of KV_DTYPES.
+    # Dtype of K and V, one of FLOAT_DTYPES or QUANTISED.
     dtype: str
     word: int | None = None
     ranks: int = 1
@@ -87,6 +89,11 @@ class KvLayout:
     def is_quantised(self) -> bool:
         """Whether K and V have scales."""
         return self.dtype in QUANTISED
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the regions of K and V."""
+        return "uint8" if self.dtype == "int4" else self.dtype
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
@@ -117,9 +124,8 @@ class KvLayout:
             for _ in ("k", "v")
             if self.is_quantised
         ]
-        stored = "uint8" if self.dtype == "int4" else self.dtype
         values = [
-            KvRegion(self._shape(layer.kv_heads, dim), stored)
+            KvRegion(self._shape(layer.kv_heads, dim), self.stored_dtype)
             for layer in layers
             for dim in (layer.k_dim, layer.v_dim)
         ]

@@ -17,6 +17,7 @@ from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.requests import FinishReason
 from kvrelay.types.workers import POOLS, PoolName, StandbyWorker, WorkerState
 from router.observability.series import Histogram, Total
+from router.observability.thinking_metrics import thinking_metric
 from router.observability.tier_metrics import tier_metrics
 from router.runtime.driver import Driver
 from router.runtime.stream import Stream
@@ -379,6 +380,7 @@ class ClusterCollector(Collector):
         yield from (running, waiting, for_prefill, at_limit, usage, blocks, leases, rate, resident)
         yield from (integrity, preemptions, drafts, accepted, self._replicas())
         yield from tier_metrics(self._model, workers)
+        yield thinking_metric(self._model, workers, self._driver.newest())
 
     def _replicas(self) -> Metric:
         """Returns the number of workers by state. A state without workers is 0 instead of absent,

@@ -11,7 +11,7 @@ import torch
 
 # The dtype of stored values. A byte of int4 holds two.
 STORED = {"int8": torch.int8, "int4": torch.uint8}
-_LARGEST = {torch.int8: 127, torch.uint8: 7}
+_LARGEST = {STORED["int8"]: 127, STORED["int4"]: 7}
 # Added to an int4 value, so that its four bits are not negative.
 _BIAS = 8
 # Values whose int4 form shares bytes: value i is in the low bits of the byte with value i + 16.

@@ -39,12 +39,19 @@ void scatter(const StoreCall& call, int64_t per_word, int64_t token, To* block, 
     }
 }
 
+// Copies a vector as float32, until the next call of the thread.
+template <class T>
+float* as_floats(const T* from, int64_t dim) {
+    static thread_local Buffer<float> memory;
+    float* values = memory.of(dim);
+    for (int64_t i = 0; i < dim; i++) values[i] = to_float(from[i]);
+    return values;
+}
+
 // Writes a vector as int4. Returns its scale.
 template <class T>
 uint16_t store_int4(const StoreCall& call, const T* from, int64_t token, uint8_t* block) {
-    static thread_local Buffer<float> memory;
-    float* values = memory.of(call.dim);
-    for (int64_t i = 0; i < call.dim; i++) values[i] = to_float(from[i]);
+    float* values = as_floats(from, call.dim);
     if (call.side == KEYS) rotate(values, call.dim);
     const Quantized quantized(values, call.dim, 7);
     const int64_t group = group_of(call.block_size);
@@ -97,11 +104,8 @@ void rotate_all(const RotateCall& call) {
 #pragma omp parallel for collapse(2) schedule(static) if (threads() > 1) num_threads(threads())
     for (int64_t row = 0; row < call.rows; row++)
         for (int64_t head = 0; head < call.heads; head++) {
-            static thread_local Buffer<float> memory;
-            float* values = memory.of(call.dim);
-            const T* from = (const T*)call.x + row * call.token_stride + head * call.head_stride;
+            float* values = as_floats((const T*)call.x + row * call.token_stride + head * call.head_stride, call.dim);
             T* to = (T*)call.y + (row * call.heads + head) * call.dim;
-            for (int64_t i = 0; i < call.dim; i++) values[i] = to_float(from[i]);
             rotate(values, call.dim);
             for (int64_t i = 0; i < call.dim; i++) put(to + i, values[i]);
         }

@@ -15,7 +15,7 @@ from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.quantised_kv import STORED, dequantise, quantise
 from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.types.kv_layout import KvLayout, LayerKv, holds_int4
+from kvrelay.types.kv_layout import KvLayout, LayerKv, holds
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -92,7 +92,7 @@ SHAPES = st.builds(
     window=st.sampled_from([0, 0, 1, 5, 16, 33, 50, 140]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     with_sinks=st.booleans(),
-).filter(lambda shape: shape.kv_dtype != "int4" or holds_int4(shape.layout.layers))
+).filter(lambda shape: holds(shape.kv_dtype, shape.layout.layers))
 LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(2, 1, 192, 128, 32, torch.bfloat16, "auto", 0, 0.0, False),
     Shape(2, 1, 192, 128, 16, torch.float32, "int8", 0, 0.0, False),
