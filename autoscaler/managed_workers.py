@@ -171,7 +171,8 @@ class ManagedWorkers:
 
     async def _next_name(self, role: Role) -> str:
         if self._lease is not None and self._lease.name_tag:
-            return f"{role}-{self._lease.name_tag}-{self._next_number[role]}"
+            stem = f"{role}-{self._lease.name_tag}"
+            return self._registry.worker_name(stem, self._next_number[role])
         return await self._registry.next_name(role, self._next_number[role])
 
     async def join(self, worker_id: str, pool: PoolName) -> None:

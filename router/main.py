@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,30 +27,17 @@ from router.api.grpc.messages import GrpcMessages
 from router.api.grpc.service import InferenceService
 from router.api.http.app import build_app
 from router.api.listeners import grpc_server, http_server
+from router.catalogue import Catalogue
 from router.frontend.access import Access
 from router.frontend.adapter_cards import AdapterCards
-from router.frontend.adapter_operations import AdapterOperations
-from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard, ask_transformers
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
 from router.frontend.waiting_room import WaitingRoom
-from router.observability.dashboard import StatusPage
-from router.observability.defence_metrics import DefenceCollector
-from router.observability.heartbeat import Heartbeat
-from router.observability.index_metrics import IndexCollector
 from router.observability.loop_metrics import LoopStallCollector
-from router.observability.metrics import ClusterCollector, Metrics
-from router.observability.observers import Observers
-from router.observability.request_log import RequestLog
-from router.observability.status import ClusterView
-from router.observability.tenant_metrics import TenantMetrics
-from router.observability.tracing import Tracing
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
-from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
-from router.runtime.pool_changes import follow_changes
-from router.runtime.worker_directory import RouterRegistry
+from router.served_model import LoadedModel, RouterContext
 
 # Time for the process to exit after its last request.
 END_S = 5.0
@@ -60,32 +48,47 @@ log = get_logger("router")
 
 
 async def serve(
-    config: ClusterConfig, *, redis_url: str, model_path: str, ready: Callable[[str], None]
+    config: ClusterConfig, *, folders: Sequence[str], ready: Callable[[str], None]
 ) -> None:
     """Runs a router until a signal ends it.
 
-    `ready` receives the line `kvrelay ready grpc=... http=... admin=...` once the configured number
-    of workers is ready. Raises ConfigError if an address is not available, ModelRefused if the
-    model folder cannot be read, and Unavailable if the registry is not reachable at the start.
+    `folders` are those of the models that `config` serves. `ready` receives the line `kvrelay ready
+    grpc=... http=... admin=...` once the configured number of workers is ready. Raises ConfigError
+    if an address is not available, ModelRefused if a model folder cannot be read, and Unavailable
+    if the registry is not reachable at the start.
     """
     stop = StopRequest()
     stop.install()
     end = asyncio.create_task(_end_in_time(stop))
     allow_connections()
-    card = ModelCard.load(model_path, config.model, ask_transformers)
-    card = replace(card, adapters=AdapterCards.load(config.adapters, card.info.id))
-    text = Text.load(model_path, config.model.tool_format)
+    texts: list[Text] = []
     try:
-        async with await Registry.connect(
-            redis_url, loopback_only=config.listen.workers_on_loopback
-        ) as registry:
-            await text.warm_up()
+        async with AsyncExitStack() as exits:
+            models = []
+            for one, folder in zip(config.served, folders, strict=True):
+                card = ModelCard.load(folder, one.model, ask_transformers)
+                card = replace(card, adapters=AdapterCards.load(one.adapters, card.info.id))
+                texts.append(Text.load(folder, one.model.tool_format))
+                registry = await exits.enter_async_context(await connect(one))
+                models.append(LoadedModel(one, registry, card, texts[-1]))
+            for text in texts:
+                await text.warm_up()
             settle_heap()
-            await run_router(config, registry, card, text, ready, stop)
+            await run_router(config, models, ready, stop)
     finally:
         stop.drain.set()
-        await text.close()
+        for text in texts:
+            await text.close()
         end.cancel()
+
+
+async def connect(config: ClusterConfig) -> Registry:
+    """Connects to the registry of a model. Raises Unavailable."""
+    return await Registry.connect(
+        config.redis.url,
+        namespace=config.redis.namespace,
+        loopback_only=config.listen.workers_on_loopback,
+    )
 
 
 async def _end_in_time(stop: StopRequest) -> None:
@@ -100,49 +103,37 @@ async def _end_in_time(stop: StopRequest) -> None:
 
 async def run_router(
     config: ClusterConfig,
-    registry: RouterRegistry,
-    card: ModelCard,
-    text: Text,
+    loaded: Sequence[LoadedModel],
     ready: Callable[[str], None],
     stop: StopRequest,
 ) -> None:
-    """Runs a router with the given parts until `stop` is set."""
+    """Runs a router for these models until `stop` is set."""
     clock = MonotonicClock()
-    router_id = f"router-{uuid.uuid4().hex[:8]}"
-    metrics = Metrics(card.info.id)
-    tracing = Tracing.from_environment(card.info.id, clock)
     credentials, endpoints = (
         Credentials.internal(config.security, "router"),
         Credentials.public(config.security),
     )
-    if credentials is not None and config.transfer.bypasses_tls:
-        log.warning(
-            "kv_transfer_not_encrypted",
-            transport=config.transfer.transport,
-        )
-    certificates = [one for one in (credentials, endpoints) if one is not None]
+    if credentials is not None:
+        for transport in {one.config.transfer.transport for one in loaded if _bypasses_tls(one)}:
+            log.warning("kv_transfer_not_encrypted", transport=transport)
     tokens_file = config.security.tokens_file
-    access = Access(None if tokens_file is None else Path(tokens_file))
-    limits = Limits()
-    tenant_metrics = TenantMetrics(card.info.id, access, limits)
-    observers = Observers(metrics, RequestLog(), tracing, limits, tenant_metrics)
-    driver = Driver(config, registry, router_id, clock, observers, credentials, card.misfit)
-    metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
-    metrics.registry.register(DefenceCollector(card.info.id, driver.dispatcher))
-    metrics.registry.register(IndexCollector(card.info.id, driver.dispatcher))
-    stalls = LoopStalls("router")
-    metrics.registry.register(LoopStallCollector(card.info.id, "router", stalls.counts))
-    slices = LoopSlices()
-    frontend = Frontend(card, text, driver, limits, config.router, clock, slices)
-    heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
-    view = ClusterView(driver, registry, heartbeat, card.info.id, config)
-    operations = AdapterOperations(
-        card.info.id, card.adapters, config.adapters, registry, lambda: driver.known
+    context = RouterContext(
+        router_id=f"router-{uuid.uuid4().hex[:8]}",
+        clock=clock,
+        access=Access(None if tokens_file is None else Path(tokens_file)),
+        limits=Limits(),
+        slices=LoopSlices(),
+        credentials=credentials,
+        certificates=tuple(one for one in (credentials, endpoints) if one is not None),
     )
+    catalogue = Catalogue(context, loaded)
+    first = next(iter(catalogue))
+    access, limits, slices = context.access, context.limits, context.slices
+    stalls = LoopStalls("router")
+    first.metrics.registry.register(LoopStallCollector(first.name, "router", stalls.counts))
     waiting_room = WaitingRoom(clock)
-    page = StatusPage(frontend, driver, metrics, view, clock)
 
-    bounds = field_bounds(card.info.max_model_len)
+    bounds = field_bounds(max(one.card.info.max_model_len for one in catalogue))
     healthy = HealthService((inference.SERVICE_NAME,), serving=False)
     public, grpc_address = grpc_server(
         config.listen.grpc,
@@ -162,25 +153,12 @@ async def run_router(
         GrpcMessages(bounds, slices),
         endpoints,
     )
-    app = build_app(
-        frontend,
-        driver,
-        metrics,
-        tenant_metrics,
-        clock,
-        page,
-        access,
-        waiting_room,
-        config.listen.http,
-        slices,
-    )
+    app = build_app(catalogue, limits, clock, access, waiting_room, config.listen.http, slices)
     http, http_address = http_server(app, config.listen.http, "listen.http", endpoints)
     inference.add_InferenceServiceServicer_to_server(
-        InferenceService(frontend, clock, waiting_room), public
+        InferenceService(catalogue, clock, waiting_room), public
     )
-    cluster.add_ClusterServiceServicer_to_server(
-        ClusterService(driver, registry, view, operations), admin
-    )
+    cluster.add_ClusterServiceServicer_to_server(ClusterService(catalogue), admin)
 
     scheme = "http" if endpoints is None else "https"
 
@@ -188,12 +166,12 @@ async def run_router(
         """Updates gRPC's health service when the state changes. Calls `ready` once, when the router
         is ready. No request shall wait for the process that tries out guidance.
         """
-        await frontend.guidance.warm_up()
+        for one in catalogue:
+            await one.frontend.guidance.warm_up()
         announced = False
         while True:
-            await driver.changed.wait()
-            driver.changed.clear()
-            state = driver.state
+            await catalogue.changed()
+            state = catalogue.state
             healthy.set(serving=state == "ready")
             if state == "ready" and not announced:
                 announced = True
@@ -205,39 +183,47 @@ async def run_router(
     def tenants_changed() -> None:
         limits.keep(access.names)
         waiting_room.keep(access.names)
-        tenant_metrics.keep(access.names)
+        for one in catalogue:
+            one.tenant_metrics.keep(access.names)
 
     async with asyncio.TaskGroup() as tasks:
         await public.start()
         await admin.start()
         favour_the_loop()
-        watches = (access.watch(tenants_changed), follow_changes(registry, driver), stalls.run())
-        runs = (driver.run(), heartbeat.run(), page.run(), announce(), operations.run(), *watches)
-        loops = [tasks.create_task(one) for one in runs]
+        watches = (access.watch(tenants_changed), stalls.run(), announce())
+        loops = [tasks.create_task(one) for one in (*(one.run() for one in catalogue), *watches)]
         web = tasks.create_task(http.serve())
         await stop.drain.wait()
-        log.info("draining", requests=driver.dispatcher.unfinished)
-        await _drain(driver, stop)
+        log.info("draining", requests=sum(one.driver.dispatcher.unfinished for one in catalogue))
+        await _drain(catalogue, stop)
         http.should_exit = True
         await asyncio.gather(public.stop(LAST_ANSWERS_S), admin.stop(LAST_ANSWERS_S), web)
         for task in loops:
             task.cancel()
-    await frontend.guidance.close()
-    await heartbeat.end()
-    await tracing.close()
+    for one in catalogue:
+        await one.close()
 
 
-async def _drain(driver: Driver, stop: StopRequest) -> None:
+def _bypasses_tls(loaded: LoadedModel) -> bool:
+    return loaded.config.transfer.bypasses_tls
+
+
+async def _drain(catalogue: Catalogue, stop: StopRequest) -> None:
     """Waits until the last request has ended, DRAIN_GRACE_S is over, or a second signal arrives.
     Then fails the remaining requests.
     """
-    waits = [asyncio.create_task(driver.drained()), asyncio.create_task(stop.halt.wait())]
+
+    async def drained() -> None:
+        await asyncio.gather(*(one.driver.drained() for one in catalogue))
+
+    waits = [asyncio.create_task(drained()), asyncio.create_task(stop.halt.wait())]
     await asyncio.wait(waits, timeout=DRAIN_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         task.cancel()
-    driver.abandon(
-        Unavailable(
-            "the router is shutting down; resume at another router with the received tokens",
-            retry_after_s=1.0,
+    for one in catalogue:
+        one.driver.abandon(
+            Unavailable(
+                "the router is shutting down; resume at another router with the received tokens",
+                retry_after_s=1.0,
+            )
         )
-    )

@@ -24,7 +24,7 @@ from small_configs import VOCAB, WINDOW, small_config
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.sequence_segment import Segment

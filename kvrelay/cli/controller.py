@@ -6,8 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,19 +14,10 @@ import typer
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel, RayAddress
 from kvrelay.cli.serve import require_shared_redis, set_log_level
-from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
-    from autoscaler.actuator import Actuator
-    from kvrelay.config.autoscaling_policy import AutoscalingPolicy
     from kvrelay.config.schema import ClusterConfig
-    from kvrelay.launch.launcher import RayLauncher
-    from kvrelay.state.registry import Registry
-    from kvrelay.types.workers import PoolName
-
-# Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`: one for
-# each core, and on small machines as many as a trial of scaling needs.
-_BY_HAND = max(4, os.cpu_count() or 1)
+    from kvrelay.launch.model_controller import ModelController, ModelPools
 
 
 @requires_cluster_extra
@@ -49,7 +39,8 @@ def controller(
 
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
-    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.config.config_file import load_config
+    from kvrelay.launch.model_controller import ModelPools
     from kvrelay.launch.ray_address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
 
@@ -58,154 +49,94 @@ def controller(
         check_ray_address(ray_address)
         check_reachable(loaded)
     require_shared_redis(loaded.redis.url, "controller")
-    policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
+    pools = [ModelPools(one) for one in loaded.served]
     set_log_level(log_level)
     configure_logging()
-    asyncio.run(_control(loaded, policy, ray_address, sole))
+    asyncio.run(_control(loaded, pools, ray_address, sole))
 
 
 async def _control(
-    config: ClusterConfig, policy: AutoscalingPolicy | None, ray_address: str | None, sole: bool
+    config: ClusterConfig, pools: list[ModelPools], ray_address: str | None, sole: bool
 ) -> None:
     """Runs until a signal and the drain of all workers, or a second signal.
 
-    Raises the error that prevents workers from starting, for example ModelRefused.
+    Raises the error that prevents the workers of a model from starting, for example ModelRefused.
     """
-    from autoscaler.actuator import Actuator
-    from autoscaler.lease import Lease
-    from autoscaler.look_ahead import look_ahead
-    from autoscaler.loop import Autoscaler
-    from kvrelay.launch.launcher import RayLauncher, require_gpus
+    from kvrelay.launch.launcher import require_gpus
+    from kvrelay.launch.model_controller import ModelController
     from kvrelay.launch.ray_cluster import RayCluster, local_cpus
     from kvrelay.launch.worker_template import Template
     from kvrelay.models import resolve_model
     from kvrelay.process.loop_stall import LoopStalls
     from kvrelay.process.stop_request import StopRequest
-    from kvrelay.security.credentials import Credentials
     from kvrelay.state.registry import Registry
-    from kvrelay.worker.runtime.settings import WorkerSettings
 
     stop = StopRequest()
-    sizes: dict[PoolName, int] = {
-        "prefill": config.prefill.replicas,
-        "decode": config.decode.replicas,
-    }
     # Before anything starts. Each worker resolves the model on its own host again.
-    resolve_model(config.model.path)
-    settings = WorkerSettings(
-        "", "decode", config.model.path, config.redis.url, config, pin=ray_address is None
-    )
-    credentials = Credentials.internal(config.security, "router")
+    for one in pools:
+        resolve_model(one.config.model.path)
     # Differs from the owner of any earlier process, also of one with the same process id.
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    standby = 0 if policy is None else policy.standby
-    forks = ray_address is None and Template.suits(config)
-    template = Template(config.decode.threads) if forks else None
-    async with await Registry.connect(
-        config.redis.url,
-        loopback_only=config.listen.workers_on_loopback,
-        confirm_replicas=config.redis.confirm_replicas,
-    ) as registry:
-        with (
-            template or nullcontext(),
-            RayCluster(
-                ray_address, local_cpus(config, _largest(sizes, policy), standby)
-            ) as cluster,
-        ):
-            # A cluster of several nodes may still grow.
-            if cluster.is_local:
-                require_gpus(config, cluster.gpus, standby)
-            # After ray.init, which sets handlers of its own.
-            stop.install()
-            lease = Lease(registry, owner, sole=sole)
-            # `lease.run` tries again.
-            with suppress(Unavailable):
-                await lease.renew()
-            launcher = RayLauncher(
-                settings, cluster, lease, template.path if template is not None else ""
-            )
-            actuator = Actuator(
-                registry,
-                launcher,
-                sizes,
-                lease=lease,
-                credentials=credentials,
-                rebalance=policy is not None and policy.rebalance,
-                standby=standby,
-            )
-            stalls = LoopStalls("controller")
-            runs = [
-                lease.run(),
-                actuator.run(),
-                launcher.look_for_room(),
-                _refused_by_all(launcher, registry),
-                cluster.lost(),
-                stalls.run(),
-            ]
-            # On several nodes, another node may succeed where one failed.
-            if cluster.is_local:
-                runs.append(_never_served(launcher, actuator))
-            parts = [asyncio.create_task(one) for one in runs]
-            if policy is not None:
-                ahead = look_ahead(policy, config)
-                autoscaler = Autoscaler(registry, policy, lease, look_ahead=ahead)
-                parts.append(asyncio.create_task(autoscaler.run()))
-            stopped = asyncio.create_task(stop.drain.wait())
-            done, pending = await asyncio.wait(
-                {*parts, stopped}, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            if not cluster.is_lost:
-                leaving, halted = (
-                    asyncio.create_task(actuator.leave()),
-                    asyncio.create_task(stop.halt.wait()),
+    async with AsyncExitStack() as exits:
+        registries = [
+            await exits.enter_async_context(
+                await Registry.connect(
+                    one.config.redis.url,
+                    namespace=one.config.redis.namespace,
+                    loopback_only=config.listen.workers_on_loopback,
+                    confirm_replicas=config.redis.confirm_replicas,
                 )
-                await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
-                halted.cancel()
-                leaving.cancel()
-                await asyncio.gather(leaving, halted, return_exceptions=True)
-                await launcher.stop_all()
-            for task in done:
-                task.result()
+            )
+            for one in pools
+        ]
+        forks = [ray_address is None and Template.suits(one.config) for one in pools]
+        # By number of threads.
+        templates = {
+            threads: exits.enter_context(Template(threads))
+            for threads in {
+                one.config.decode.threads for one, fork in zip(pools, forks, strict=True) if fork
+            }
+        }
+        cpus = local_cpus([(one.config, one.most, one.standby) for one in pools])
+        cluster = exits.enter_context(RayCluster(ray_address, cpus))
+        # A cluster of several nodes may still grow.
+        if cluster.is_local:
+            require_gpus([(one.config, one.standby) for one in pools], cluster.gpus)
+        # After ray.init, which sets handlers of its own.
+        stop.install()
+        controllers = [
+            ModelController(
+                one,
+                registry,
+                cluster,
+                owner,
+                sole=sole,
+                template=templates[one.config.decode.threads].path if fork else "",
+            )
+            for one, registry, fork in zip(pools, registries, forks, strict=True)
+        ]
+        await asyncio.gather(*(one.begin() for one in controllers))
+        stalls = LoopStalls("controller")
+        runs = [run for one in controllers for run in one.runs()]
+        parts = [asyncio.create_task(one) for one in (*runs, cluster.lost(), stalls.run())]
+        stopped = asyncio.create_task(stop.drain.wait())
+        done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if not cluster.is_lost:
+            leaving, halted = (
+                asyncio.create_task(_all_leave(controllers)),
+                asyncio.create_task(stop.halt.wait()),
+            )
+            await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
+            halted.cancel()
+            leaving.cancel()
+            await asyncio.gather(leaving, halted, return_exceptions=True)
+            await asyncio.gather(*(one.stop_all() for one in controllers))
+        for task in done:
+            task.result()
 
 
-async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
-    """Raises the error of a worker that cannot serve, unless other workers serve in its role. In
-    that case the cause is the worker's host, and the log has the error.
-    """
-    while True:
-        refused = await launcher.refused()
-        try:
-            infos = await registry.workers()
-        # Without Redis, it is unknown which workers serve. The actuator retries later.
-        except Unavailable:
-            continue
-        if refused.concerns_all(infos):
-            raise refused.error
-
-
-async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:
-    """Raises an error if no worker has served yet and the failure is permanent, or several starts
-    have failed.
-    """
-    from kvrelay.launch.failed_start import FailedStarts
-
-    starts = FailedStarts()
-    while True:
-        failed = await launcher.failed()
-        error = None if actuator.has_served else starts.verdict(failed)
-        if error is not None:
-            raise error
-
-
-def _largest(sizes: dict[PoolName, int], policy: AutoscalingPolicy | None) -> dict[PoolName, int]:
-    """Returns the most workers that each pool may have by its policy or by `kvrelay scale`, plus
-    one replacement.
-    """
-    largest = dict.fromkeys(sizes, _BY_HAND)
-    for pool, size in sizes.items():
-        bounds = policy.pool(pool) if policy is not None else None
-        largest[pool] = max(size, _BY_HAND if bounds is None else bounds.max_replicas) + 1
-    return largest
+async def _all_leave(controllers: list[ModelController]) -> None:
+    await asyncio.gather(*(one.leave() for one in controllers))

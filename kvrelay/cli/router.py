@@ -35,8 +35,6 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
         print(line, flush=True)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        folder = local_folder(resolve_model(loaded.model.path))
-        runner.run(
-            router.main.serve(loaded, redis_url=loaded.redis.url, model_path=folder, ready=ready)
-        )
+        folders = [local_folder(resolve_model(one.model.path)) for one in loaded.served]
+        runner.run(router.main.serve(loaded, folders=folders, ready=ready))
         end_now()

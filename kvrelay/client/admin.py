@@ -32,8 +32,8 @@ class AdminClient:
     """A blocking client of a cluster's admin listener. Every call is made once and takes at most
     `timeout` seconds; `load_adapter` may take longer.
 
-    token, tls: as for Client; the token must have the role admin. Raises InvalidArgument for a
-    target that is not HOST:PORT.
+    token, tls: as for Client; the token must have the role admin. model: the name of one of several
+    models, which all calls are about. Raises InvalidArgument for a target that is not HOST:PORT.
     """
 
     def __init__(
@@ -43,9 +43,11 @@ class AdminClient:
         timeout: float = 10.0,
         token: str | None = None,
         tls: Tls = False,
+        model: str = "",
     ) -> None:
         check_target(target, "admin")
         self.target = target
+        self.model = model
         self._timeout = timeout
         self._metadata = bearer(token)
         credentials = channel_credentials(tls)
@@ -62,7 +64,9 @@ class AdminClient:
         with self._errors():
             return wire.cluster_status_from_proto(
                 self._stub.GetStatus(
-                    wire.status_request(), timeout=self._timeout, metadata=self._metadata
+                    wire.status_request(self.model),
+                    timeout=self._timeout,
+                    metadata=self._metadata,
                 )
             )
 
@@ -72,7 +76,7 @@ class AdminClient:
         Raises Unavailable when the router is gone. A router that disappears without closing the
         connection is detected within 15 s.
         """
-        request = wire.pb.WatchStatusRequest(interval_seconds=interval_seconds)
+        request = wire.pb.WatchStatusRequest(interval_seconds=interval_seconds, model=self.model)
         call = self._stub.WatchStatus(request, metadata=self._metadata)
         try:
             with self._errors():
@@ -89,7 +93,7 @@ class AdminClient:
         """
         with self._errors():
             response = self._stub.SetPoolSize(
-                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode),
+                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode, model=self.model),
                 timeout=self._timeout,
                 metadata=self._metadata,
             )
@@ -112,7 +116,7 @@ class AdminClient:
         """
         with self._errors():
             response = self._stub.RestartWorkers(
-                wire.pb.RestartWorkersRequest(names=names),
+                wire.pb.RestartWorkersRequest(names=names, model=self.model),
                 timeout=self._timeout,
                 metadata=self._metadata,
             )
@@ -122,7 +126,9 @@ class AdminClient:
         """Returns the LoRA adapters, those of the configuration first."""
         with self._errors():
             response = self._stub.ListAdapters(
-                wire.pb.ListAdaptersRequest(), timeout=self._timeout, metadata=self._metadata
+                wire.pb.ListAdaptersRequest(model=self.model),
+                timeout=self._timeout,
+                metadata=self._metadata,
             )
         return tuple(map(adapter_from_proto, response.adapters))
 
@@ -132,7 +138,7 @@ class AdminClient:
         """
         with self._errors():
             response = self._stub.LoadAdapter(
-                wire.pb.LoadAdapterRequest(name=name, path=path),
+                wire.pb.LoadAdapterRequest(name=name, path=path, model=self.model),
                 timeout=max(self._timeout, _LOAD_S),
                 metadata=self._metadata,
             )
@@ -141,7 +147,7 @@ class AdminClient:
     def unload_adapter(self, name: str) -> None:
         """Stops serving an adapter. Requests that run with it go on to their end."""
         with self._errors():
-            request = wire.pb.UnloadAdapterRequest(name=name)
+            request = wire.pb.UnloadAdapterRequest(name=name, model=self.model)
             self._stub.UnloadAdapter(request, timeout=self._timeout, metadata=self._metadata)
 
     def close(self) -> None:

@@ -15,12 +15,12 @@ MAX_ADAPTERS = 1024
 MAX_RANK = 512
 
 
-def check_adapter_name(name: str) -> str:
+def check_model_name(name: str) -> str:
     """Returns the name. Raises ValueError unless it can be the name of a model."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{name[:64]!r} is not the name of an adapter; allowed are 1 to 128 letters, digits "
-            "and . _ : / -"
+            f"{name[:64]!r} is not the name of a model; allowed are 1 to 128 letters, digits and "
+            ". _ : / -"
         )
     return name
 
@@ -36,7 +36,7 @@ class AdapterConfig(Section):
     @field_validator("name")
     @classmethod
     def _is_name(cls, value: str) -> str:
-        return check_adapter_name(value)
+        return check_model_name(value)
 
 
 class AdaptersConfig(Section):

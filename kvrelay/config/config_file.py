@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.model_sections import ModelSections
 from kvrelay.config.pools import KvConfig, PoolKvConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.section import BadValue
@@ -27,6 +28,7 @@ from kvrelay.planning.quantity import plain
 from kvrelay.types.workers import POOLS
 
 Config = TypeVar("Config", bound=BaseModel)
+Sections = TypeVar("Sections", bound=ModelSections)
 KvSection = TypeVar("KvSection", KvConfig, PoolKvConfig)
 
 # Characters of a profile; a longer file is none.
@@ -57,47 +59,84 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     file = YamlFile.empty() if path is None else YamlFile.read(path)
     for dotted, value in overrides.items():
         _set(file.data, dotted.split("."), value)
+    if isinstance(models := file.data.get("models"), dict) and models:
+        _check_overrides(overrides)
+        defaults = {key: file.data[key] for key in ModelSections.model_fields if key in file.data}
+        file.data["models"] = {key: _over(defaults, one) for key, one in models.items()}
     config = validated(
         ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides}
     )
     folder = Path() if path is None else path.parent
     security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
-    serve = tuple(
-        one.model_copy(update={"path": str((folder / one.path).absolute())})
-        for one in config.adapters.serve
-    )
-    adapters = config.adapters.model_copy(update={"serve": serve})
-    config = config.model_copy(update={"security": security, "adapters": adapters})
-    config = _with_folder(config, folder)
-    if config.autoscaling is None:
-        return config
     from_file = path is not None and "autoscaling" not in overrides
-    policy = ((folder if from_file else Path()) / config.autoscaling).resolve()
+
+    def resolved(sections: Sections, at: KeyPath) -> Sections:
+        found = _with_folder(sections, folder)
+        policy = _policy(found, folder if from_file else Path(), file, from_file, at)
+        return found.model_copy(update={"autoscaling": policy})
+
+    named = {key: resolved(one, ("models", key)) for key, one in config.models.items()}
+    return resolved(config.model_copy(update={"security": security, "models": named}), ())
+
+
+def _check_overrides(overrides: Mapping[str, object]) -> None:
+    """Raises ConfigError for an option about one model, when the file has several."""
+    for dotted in overrides:
+        if dotted.partition(".")[0] in ModelSections.model_fields:
+            raise ConfigError(
+                f"{_OPTIONS.get(dotted, dotted)}: the configuration has several models; leave the "
+                f"option out, and set {dotted} under the name of each model in `models`"
+            )
+
+
+def _over(defaults: Any, own: Any) -> Any:
+    """Returns `own` with what only `defaults` has, in mappings at every depth."""
+    if not isinstance(defaults, dict) or not isinstance(own, dict):
+        return own
+    return {**defaults, **{key: _over(defaults.get(key), one) for key, one in own.items()}}
+
+
+def _policy(
+    sections: ModelSections, folder: Path, file: YamlFile, from_file: bool, at: KeyPath
+) -> str | None:
+    """Returns the absolute path of the autoscaling policy, once it has been read. `at`: where the
+    sections are in the file. Raises ConfigError.
+    """
+    if sections.autoscaling is None:
+        return None
+    policy = (folder / sections.autoscaling).resolve()
     try:
         rules = load_policy(policy)
     except ConfigError as error:
         # isfile returns False also for a path that no file can have.
         if os.path.isfile(policy):
             raise
-        where = file.where(("autoscaling",)) if from_file else "option"
-        raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
-    if (rules.rebalance or rules.standby) and (bound := config.bound_to_pools) is not None:
+        loc = (*at, "autoscaling")
+        where = f"{file.where(loc)}: {key_text(loc)}" if from_file else "option: autoscaling"
+        raise ConfigError(f"{where}: {error.message}"[:_MAX_MESSAGE]) from None
+    if (rules.rebalance or rules.standby) and (bound := sections.bound_to_pools) is not None:
         key, what = bound
-        pool = "prefill" if key in file.data.get("prefill", {}) else "decode"
+        given = sections.prefill.model_fields_set
+        loc = (*at, "prefill" if key in given else "decode", key)
         cause, without = (
             ("rebalance: true, which moves workers between the pools", "rebalance: false")
             if rules.rebalance
             else (f"standby: {rules.standby}, which adds workers to either pool", "standby: 0")
         )
         raise ConfigError(
-            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has {cause} and keeps "
+            f"{file.where(loc)}: {key_text(loc)}: {what}, and {policy} has {cause} and keeps "
             f"their processes and weights; set {key} to one value in both pools, or set {without}"
         )
-    return config.model_copy(update={"autoscaling": str(policy)})
+    return str(policy)
 
 
-def _with_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """Resolves the paths of tiers relative to `folder`."""
+def _with_folder(config: Sections, folder: Path) -> Sections:
+    """Resolves the paths of adapters and tiers relative to `folder`."""
+    serve = tuple(
+        one.model_copy(update={"path": str((folder / one.path).absolute())})
+        for one in config.adapters.serve
+    )
+    adapters = config.adapters.model_copy(update={"serve": serve})
 
     def resolved(kv: KvSection) -> KvSection:
         if not kv.tiers:
@@ -114,7 +153,7 @@ def _with_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
         name: config.pool(name).model_copy(update={"kv": resolved(config.pool(name).kv)})
         for name in POOLS
     }
-    return config.model_copy(update={"kv": resolved(config.kv), **pools})
+    return config.model_copy(update={"adapters": adapters, "kv": resolved(config.kv), **pools})
 
 
 def load_policy(path: Path) -> AutoscalingPolicy:
@@ -277,7 +316,8 @@ def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
     """Returns the keys of the mapping at `loc` in a configuration of that kind."""
     section = kind
     for part in loc:
-        if isinstance(part, str):
+        # A mapping by name has keys of the user's own.
+        if isinstance(part, str) and part in section.model_fields:
             section = _section_in(section.model_fields[part].annotation) or section
     return list(section.model_fields)
 

@@ -8,6 +8,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 _SCHEME = re.compile(r"^redis(s?)\+sentinel://")
 _DEFAULT_PORT = 26379
+# The begin of all keys of a cluster in Redis.
+DEFAULT_NAMESPACE = "kvrelay"
+# In the namespace of one of several models: between the cluster's namespace and the model.
+MODEL_MARK = "@"
 
 
 @dataclass(frozen=True, slots=True)

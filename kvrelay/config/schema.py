@@ -3,98 +3,51 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.config.listen import ENDPOINTS, ListenConfig
-from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
-from kvrelay.config.redis_url import Sentinels, without_password
-from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
+from kvrelay.config.model_sections import ModelSections
+from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK, Sentinels, without_password
+from kvrelay.config.section import BadValue, Section
 from kvrelay.config.security import SecurityConfig
 from kvrelay.loopback import is_loopback
-from kvrelay.types.workers import POOLS, PoolName
 
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
-
-TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
-PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
-ToolFormatName = Literal[
-    "auto",
-    "hermes",
-    "qwen3_coder",
-    "llama3_json",
-    "mistral",
-    "deepseek_v3",
-    "deepseek_v31",
-    "harmony",
-    "json",
-]
+# Part of the names of Redis keys and of workers.
+_SHORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# Models of one cluster.
+MAX_MODELS = 32
 
 
-class ModelConfig(Section):
-    """The served model."""
-
-    # A folder, a hub id, or demo.
-    path: FilePath = "demo"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # Tokens; capped at the maximum of the model.
-    # The shortest request has one token of the prompt and one of the answer.
-    max_model_len: Annotated[int, Field(ge=2, strict=True)] | None = None
-    # How the model writes tool calls. auto: as its chat template tells.
-    tool_format: ToolFormatName = "auto"
+def _short_name(text: str) -> str:
+    if not _SHORT_NAME.fullmatch(text):
+        raise ValueError(
+            f"{text[:64]!r} is not a short name; allowed are 1 to 63 letters, digits and . _ -"
+        )
+    return text
 
 
-class TransferConfig(Section):
-    """The hand-off of KV between the pools. `lease_s` is in seconds."""
-
-    transport: TransportName = "auto"
-    lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
-
-    @property
-    def bypasses_tls(self) -> bool:
-        """Whether KV travels on the transport's own connections, which support neither
-        authentication nor encryption.
-        """
-        return self.transport in ("gloo", "nccl", "nixl")
+def _namespace(text: str) -> str:
+    cluster, _, model = text.partition(MODEL_MARK)
+    _short_name(cluster)
+    if model:
+        # Of one model, as its workers get it.
+        _short_name(model)
+    return text
 
 
-class RouterConfig(Section):
-    """Routing, queueing and retries in the router."""
-
-    policy: PolicyName = "kv_aware"
-    local_below_tokens: Count = 64
-    max_queue: PositiveInt = 1024
-    max_attempts: PositiveInt = 5
-    default_deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    # Preempts running requests in favour of tenants below their share.
-    preemption: bool = True
-
-
-class SloConfig(Section):
-    """The service level objective of a request: its latencies, in milliseconds."""
-
-    # Time to first token.
-    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2000.0
-    # Time between two tokens.
-    itl_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
-
-    @property
-    def ttft_s(self) -> float:
-        """Time to first token in seconds."""
-        return self.ttft_ms / 1000
-
-    @property
-    def itl_s(self) -> float:
-        """Time between two tokens in seconds."""
-        return self.itl_ms / 1000
+ShortName = Annotated[str, AfterValidator(_short_name)]
 
 
 class RedisConfig(Section):
     """The Redis that holds the shared state of the cluster."""
 
     url: str = "embedded"
+    # The begin of all keys, so that several clusters can share one Redis.
+    namespace: Annotated[str, AfterValidator(_namespace)] = DEFAULT_NAMESPACE
     # Replicas that must acknowledge the controllers' lease before the lease is valid.
     confirm_replicas: Annotated[int, Field(ge=0, le=16)] = 0
 
@@ -111,128 +64,14 @@ class RedisConfig(Section):
         return value
 
 
-class ClusterConfig(Section):
+class ClusterConfig(ModelSections):
     """The whole configuration of a cluster."""
 
-    model: ModelConfig = ModelConfig()
-    adapters: AdaptersConfig = AdaptersConfig()
-    kv: KvConfig = KvConfig()
-    prefill: PrefillConfig = PrefillConfig()
-    decode: DecodeConfig = DecodeConfig()
-    transfer: TransferConfig = TransferConfig()
-    router: RouterConfig = RouterConfig()
-    # null: the path follows from the prompt alone, and prompts may delay answers.
-    slo: SloConfig | None = SloConfig()
+    # Several models, by name. The sections above are the defaults of each.
+    models: dict[ShortName, ModelSections] = Field(default={}, max_length=MAX_MODELS)
     redis: RedisConfig = RedisConfig()
-    # The policy file, relative to this file.
-    autoscaling: FilePath | None = None
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
-
-    @model_validator(mode="after")
-    def _chunks_hold_blocks(self) -> ClusterConfig:
-        for pool in POOLS:
-            chunk = self.pool(pool).chunk_tokens
-            size = self.pool_kv(pool).block_size
-            if chunk < size:
-                raise ValueError(
-                    f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}; set "
-                    f"{pool}.chunk_tokens to at least {size}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_can_run(self) -> ClusterConfig:
-        for pool in POOLS:
-            section = self.pool(pool)
-            degree, gpus = section.tensor_parallel, section.resources.num_gpus
-            if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
-                raise BadValue(
-                    f"{gpus:g} GPUs are too few for {pool}.tensor_parallel {degree}, or not a "
-                    f"whole number; set num_gpus to {degree} or more, or to 0 for the CPU",
-                    (pool, "resources", "num_gpus"),
-                )
-            if degree > 1 and section.weights == "int8":
-                raise BadValue(
-                    f"int8 cannot be combined with {pool}.tensor_parallel {degree}, which does not "
-                    f"run the native kernels; set weights: auto or tensor_parallel: 1",
-                    (pool, "weights"),
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _draft_can_run(self) -> ClusterConfig:
-        degree = self.decode.tensor_parallel
-        if self.decode.draft is not None and degree > 1:
-            raise BadValue(
-                f"draft cannot be combined with decode.tensor_parallel {degree}, whose ranks share "
-                "one model; set kind: ngram, or tensor_parallel: 1",
-                ("decode", "speculation", "kind"),
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_can_run(self) -> ClusterConfig:
-        for pool in POOLS if self.adapters.serve else ():
-            section = self.pool(pool)
-            if section.tensor_parallel > 1:
-                raise BadValue(
-                    f"{section.tensor_parallel} ranks share the model, and adapters are not "
-                    "divided among ranks; set tensor_parallel: 1, or serve no adapters",
-                    (pool, "tensor_parallel"),
-                )
-            if section.resources.num_gpus:
-                raise BadValue(
-                    f"{section.resources.num_gpus:g} puts the model on a GPU, and adapters run on "
-                    "CPUs; set num_gpus: 0, or serve no adapters",
-                    (pool, "resources", "num_gpus"),
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _engines_fit(self) -> ClusterConfig:
-        if self.prefill.engine != self.decode.engine:
-            raise BadValue(
-                f"{self.prefill.engine} cannot hand over to decode.engine {self.decode.engine}, "
-                "whose KV blocks have another format; set one engine in both pools",
-                ("prefill", "engine"),
-            )
-        for pool in POOLS:
-            section = self.pool(pool)
-            if section.engine == "native" and section.engine_args:
-                raise BadValue(
-                    f"has no meaning for {pool}.engine native; set {pool}.engine: vllm, or leave "
-                    "it out",
-                    (pool, "engine_args"),
-                )
-            if section.engine == "vllm":
-                self._check_vllm(pool)
-        return self
-
-    def _check_vllm(self, pool: PoolName) -> None:
-        """Raises BadValue for values that only the native engine supports."""
-        section, kv = self.pool(pool), self.pool_kv(pool)
-        speculates = pool == "decode" and self.decode.speculation is not None
-        for key, is_bad, allowed in (
-            (("tensor_parallel",), section.tensor_parallel > 1, "1"),
-            (("weights",), section.weights != "auto", "auto, with engine_args: {quantization: …}"),
-            (("kv", "dtype"), kv.dtype != "auto", "auto, with engine_args: {kv_cache_dtype: …}"),
-            (("speculation",), speculates, "null"),
-            (("kv", "tiers"), bool(kv.tiers), "none"),
-            (("kv", "memory"), kv.memory == "auto", "a size, such as 1GiB"),
-            (("adapters",), bool(self.adapters.serve), "none"),
-        ):
-            if is_bad:
-                at = (pool, *key)
-                raise BadValue(
-                    f"is not supported with {pool}.engine vllm; allowed is {allowed}", at
-                )
-        if self.pool_kv("prefill").block_size != self.pool_kv("decode").block_size:
-            raise BadValue(
-                "differs between the pools, which engine vllm does not support; set one value in "
-                "kv.block_size",
-                (pool, "kv", "block_size"),
-            )
 
     @model_validator(mode="after")
     def _others_are_kept_out(self) -> ClusterConfig:
@@ -255,32 +94,31 @@ class ClusterConfig(Section):
         return self
 
     @property
-    def bound_to_pools(self) -> tuple[str, str] | None:
-        """Returns the key by which a worker of one pool cannot serve in the other pool, and the
-        reason. Returns None if a worker can serve in both.
+    def served(self) -> tuple[ClusterConfig, ...]:
+        """The configuration of each served model, as if it were alone in the cluster."""
+        if not self.models:
+            return (self,)
+        return tuple(self._of_model(key, one) for key, one in self.models.items())
 
-        A worker allocates its KV memory again for each role, so `kv` may differ.
-        """
-        if self.decode.engine == "vllm":
-            return "engine", "is vllm, whose workers load their weights with each role"
-        for key in ("resources", "tensor_parallel", "threads", "weights"):
-            if getattr(self.prefill, key) != getattr(self.decode, key):
-                return key, "differs between the pools"
-        if self.prefill.tensor_parallel > 1:
-            return "tensor_parallel", "is not 1, and ranks load their weights with each role"
-        return None
+    def with_paths(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Returns the fields that change when `paths` become those of the served models."""
+        if not self.models:
+            (path,) = paths
+            return {"model": self.model.model_copy(update={"path": path})}
+        return {
+            "models": {
+                key: one.model_copy(update={"model": one.model.model_copy(update={"path": path})})
+                for path, (key, one) in zip(paths, self.models.items(), strict=True)
+            }
+        }
 
-    def workers_on_host(self, cores: int) -> int:
-        """Returns how many workers of both pools a host with `cores` cores may have, at the start:
-        Ray reserves cores for each.
-        """
-        number = sum(self.pool(pool).replicas for pool in POOLS)
-        reserved = min(self.pool(pool).resources.num_cpus for pool in POOLS)
-        return max(1, min(number, int(cores / reserved)) if reserved else number)
-
-    def pool(self, name: PoolName) -> PrefillConfig | DecodeConfig:
-        """Returns the section of a pool."""
-        return self.prefill if name == "prefill" else self.decode
+    def _of_model(self, key: str, sections: ModelSections) -> ClusterConfig:
+        own = {name: getattr(sections, name) for name in ModelSections.model_fields}
+        if sections.model.name is None:
+            own["model"] = sections.model.model_copy(update={"name": key})
+        namespace = f"{self.redis.namespace}{MODEL_MARK}{key}"
+        redis = self.redis.model_copy(update={"namespace": namespace})
+        return self.model_copy(update={**own, "models": {}, "redis": redis})
 
     def without_secrets(self, *, changed: bool = False) -> dict[str, Any]:
         """Returns the effective values as plain data, with *** for the password of Redis. changed:
@@ -290,14 +128,6 @@ class ClusterConfig(Section):
         if "url" in values.get("redis", {}):
             values["redis"]["url"] = without_password(self.redis.url)
         return values
-
-    def pool_kv(self, pool: PoolName) -> KvConfig:
-        """Returns `kv` with the overrides of the pool."""
-        overrides = self.pool(pool).kv
-        given = {name: getattr(overrides, name) for name in type(overrides).model_fields}
-        return self.kv.model_copy(
-            update={name: value for name, value in given.items() if value is not None}
-        )
 
 
 def _exposed(address: str, missing: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import ray
@@ -28,16 +28,16 @@ _ASK_S = 5.0
 log = get_logger("launch")
 
 
-def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
+def require_gpus(pools: Sequence[tuple[ClusterConfig, int]], found: float) -> None:
     """Raises ConfigError if the initial workers need more GPUs than Ray found, because they would
-    wait forever.
+    wait forever. `pools`: the configuration of each model, and its standby workers.
     """
-    prefill, decode = config.prefill, config.decode
-    needed = {
-        "prefill": prefill.replicas * prefill.resources.num_gpus,
-        "decode": decode.replicas * decode.resources.num_gpus,
-        "standby": standby * decode.resources.num_gpus,
-    }
+    needed = {"prefill": 0.0, "decode": 0.0, "standby": 0.0}
+    for config, standby in pools:
+        sizes = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        for role, size in (*sizes.items(), ("standby", standby)):
+            pool = config.prefill if role == "prefill" else config.decode
+            needed[role] += size * pool.resources.num_gpus
     if sum(needed.values()) > found:
         each = ", ".join(
             f"{name} {amount:g}" for name, amount in needed.items() if amount or name != "standby"

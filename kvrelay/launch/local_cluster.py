@@ -11,7 +11,8 @@ import asyncio
 import itertools
 import json
 import tempfile
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -76,11 +77,11 @@ class LocalCluster:
         is_local = self._ray_address is None
         # Checked before any process is started.
         await asyncio.to_thread(check_machine, self._config, is_local=is_local)
-        model = resolve_model(self._config.model.path)
-        if is_local and is_on_hub(model):
-            await self._download(model)
+        models = [resolve_model(one.model.path) for one in self._config.served]
+        if is_local and (on_hub := list(filter(is_on_hub, dict.fromkeys(models)))):
+            await self._download(on_hub)
         try:
-            await self._start(model)
+            await self._start(models)
         except BaseException as error:
             if isinstance(error, KvRelayError) and (words := self._last_words()):
                 error.add_note(words)
@@ -88,24 +89,26 @@ class LocalCluster:
             raise
         return self
 
-    async def _download(self, model: str) -> None:
-        """Downloads a hub model, which the processes of the cluster then find in the cache. On an
-        existing Ray cluster, each host downloads the model itself.
+    async def _download(self, models: Sequence[str]) -> None:
+        """Downloads hub models, which the processes of the cluster then find in the cache. On an
+        existing Ray cluster, each host downloads them itself.
         """
-        async with ModelDownload(model, self._log_path) as self.download:
-            await self.download.complete()
-        # Its weights are known now.
+        for model in models:
+            async with ModelDownload(model, self._log_path) as self.download:
+                await self.download.complete()
+        # Their weights are known now.
         await asyncio.to_thread(check_machine, self._config, is_local=True)
 
-    async def _start(self, model: str) -> None:
+    async def _start(self, models: Sequence[str]) -> None:
         self._folder = self._exits.enter_context(OwnedFolder("cluster")).path
         # The stack closes the file.
         if self._log_path is not None:
             self._log_file = self._exits.enter_context(self._log_path.open("w+b"))
         elif self._quiet:
             self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        await self._resolve_config(model)
-        await claim_redis(self._config)
+        await self._resolve_config(models)
+        for one in self._config.served:
+            await claim_redis(one)
         # Ray's folder stays when the controller is killed.
         self._exits.callback(remove_abandoned_folders, SHORT_PARENT)
         self._exits.push_async_callback(self._controller.stop)
@@ -113,15 +116,17 @@ class LocalCluster:
         self.endpoints = await self.add_router(self._config)
         self._controller.supervise()
 
-    async def _resolve_config(self, model: str) -> None:
-        """Puts the folder of the model and the URL of an embedded Redis into the configuration."""
+    async def _resolve_config(self, models: Sequence[str]) -> None:
+        """Puts the folders of the models and the URL of an embedded Redis into the
+        configuration.
+        """
         update: dict[str, object] = {}
         if self._sole:
             redis = await self._exits.enter_async_context(EmbeddedRedis())
             update["redis"] = self._config.redis.model_copy(update={"url": redis.url})
-        # On an existing Ray cluster, each host finds the model itself.
+        # On an existing Ray cluster, each host finds the models itself.
         if self._ray_address is None:
-            update["model"] = self._config.model.model_copy(update={"path": model})
+            update |= self._config.with_paths(models)
         self._config = self._config.model_copy(update=update)
 
     async def __aexit__(
@@ -144,24 +149,30 @@ class LocalCluster:
 
     async def worker_states(self) -> dict[str, str]:
         """Returns the state of each worker, as it has told Redis; empty before Redis runs."""
-        if self._config.redis.url == "embedded":
-            return {}
-        try:
-            async with await Registry.connect(self._config.redis.url) as registry:
-                waiting = {one.worker_id: "waits for room" for one in await registry.pending()}
-                return waiting | {one.worker_id: one.state for one in await registry.workers()}
-        except Unavailable:
-            return {}
+        states: dict[str, str] = {}
+        with suppress(Unavailable):
+            async for registry in self._registries():
+                states |= {one.worker_id: "waits for room" for one in await registry.pending()}
+                states |= {one.worker_id: one.state for one in await registry.workers()}
+        return states
 
     async def ended_workers(self) -> dict[str, EndedWorker]:
         """Returns the workers that have ended in the last minute; empty without Redis."""
+        ended: dict[str, EndedWorker] = {}
+        with suppress(Unavailable):
+            async for registry in self._registries():
+                ended |= {one.worker_id: one for one in await registry.ended()}
+        return ended
+
+    async def _registries(self) -> AsyncIterator[Registry]:
+        """Yields the registry of each model; nothing before Redis runs. Raises Unavailable."""
         if self._config.redis.url == "embedded":
-            return {}
-        try:
-            async with await Registry.connect(self._config.redis.url) as registry:
-                return {one.worker_id: one for one in await registry.ended()}
-        except Unavailable:
-            return {}
+            return
+        for one in self._config.served:
+            async with await Registry.connect(
+                one.redis.url, namespace=one.redis.namespace
+            ) as registry:
+                yield registry
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
         """Starts another router for the same workers. Returns its endpoints once it serves.
@@ -217,7 +228,7 @@ class LocalCluster:
         self._controller.kill()
 
     def _start_timeout_s(self) -> float:
-        if self._config.decode.engine == "vllm":
+        if any(one.decode.engine == "vllm" for one in self._config.served):
             return _VLLM_TIMEOUT_S
         return _START_TIMEOUT_S if self._ray_address is None else _NODES_TIMEOUT_S
 
@@ -234,7 +245,7 @@ class LocalCluster:
             if not line.done():
                 raise failed.result()
         except TimeoutError:
-            reasons = await pending_workers(self._config.redis.url)
+            reasons = await pending_workers(self._config)
             raise Unavailable(
                 f"the workers were not ready within {timeout_s:g} s{reasons}"
             ) from None

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 
 import ray
@@ -194,17 +194,19 @@ def _end_ray(before: Collection[int]) -> None:
 
 
 def local_cpus(
-    config: ClusterConfig, most_workers: Mapping[PoolName, int], standby: int = 0
+    pools: Sequence[tuple[ClusterConfig, Mapping[PoolName, int], int]],
 ) -> float:
     """Returns the number of logical CPUs for a local Ray, enough for the largest pools that the
-    configuration allows.
+    configuration allows. `pools`: of each model its configuration, the most workers of each pool
+    and the standby workers.
 
     Workers on one machine share cores, so workers need not wait if there are fewer cores than
     workers.
     """
-    wanted = (
-        most_workers["prefill"] * config.prefill.resources.num_cpus
-        + (most_workers["decode"] + standby) * config.decode.resources.num_cpus
+    wanted = sum(
+        most["prefill"] * config.prefill.resources.num_cpus
+        + (most["decode"] + standby) * config.decode.resources.num_cpus
+        for config, most, standby in pools
     )
     # Ray takes whole numbers only.
     return float(max(os.cpu_count() or 1, math.ceil(wanted)))

@@ -16,6 +16,8 @@ restore all of it.
     kvrelay:decisions                      list: the last scaling decisions, newest first
     kvrelay:probe:ID                       written by `check_writable`
 
+A cluster of several models keeps this once per model, in keys that begin with kvrelay@MODEL.
+
 All values are treated as untrusted input: a value that does not parse is skipped with one warning.
 """
 
@@ -27,10 +29,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kvrelay.config.adapters import MAX_ADAPTERS
+from kvrelay.config.redis_url import DEFAULT_NAMESPACE
 from kvrelay.errors import FailedPrecondition
 from kvrelay.loopback import is_loopback
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.redis_connection import millis
+from kvrelay.state.registry_keys import RegistryKeys
 from kvrelay.state.registry_values import RegistryValues, encoded, valid_name
 from kvrelay.types.control_plane import (
     AdapterEntry,
@@ -51,22 +55,6 @@ from kvrelay.types.workers import (
 )
 
 _DECISIONS_KEPT = 100
-_EPOCH = "kvrelay:epoch"
-_WORKER = "kvrelay:worker:"
-_PENDING = "kvrelay:pending:"
-_STANDBY = "kvrelay:standby:"
-_ENDED = "kvrelay:ended:"
-_CHANGES = "kvrelay:changes"
-_ROUTER = "kvrelay:router:"
-_CONTROLLER = "kvrelay:controller:"
-_DESIRED = "kvrelay:desired"
-_DRAINS = "kvrelay:drains"
-_RESTARTS = "kvrelay:restarts"
-_NAMES = "kvrelay:names"
-_DECISIONS = "kvrelay:decisions"
-_ADAPTERS = "kvrelay:adapters"
-_LEADER = "kvrelay:leader"
-_TERM = "kvrelay:term"
 
 NO_LEASE = LeaseRecord()
 
@@ -82,26 +70,45 @@ class Registry(RegistryValues):
     Every call has a timeout and raises Unavailable when Redis does not serve it.
     """
 
-    def __init__(self, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        loopback_only: bool = False,
+        confirm_replicas: int = 0,
+    ) -> None:
         """Does not connect yet; see `connect`."""
         super().__init__(url)
+        self._keys = RegistryKeys(namespace)
         self._loopback_only = loopback_only
         self._confirm_replicas = confirm_replicas
 
     @classmethod
     async def connect(
-        cls, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0
+        cls,
+        url: str,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        loopback_only: bool = False,
+        confirm_replicas: int = 0,
     ) -> Registry:
         """Connects to Redis. url: redis://, rediss://, unix:// or a URL of Sentinels (`redis_url`).
         Raises ConfigError for any other URL, and Unavailable if Redis does not answer.
 
+        - namespace: the begin of all keys.
         - loopback_only: rejects workers that are not on loopback, for a cluster whose own workers
           listen on loopback. Otherwise, workers may be in private networks. Other addresses are
           never accepted, so that a writer to Redis cannot redirect routers to them.
         - confirm_replicas: number of Redis replicas that must have the controllers' lease before
           the lease is valid.
         """
-        registry = cls(url, loopback_only=loopback_only, confirm_replicas=confirm_replicas)
+        registry = cls(
+            url,
+            namespace=namespace,
+            loopback_only=loopback_only,
+            confirm_replicas=confirm_replicas,
+        )
         try:
             await registry._call("PING")
         except BaseException:
@@ -122,7 +129,14 @@ class Registry(RegistryValues):
         lease = ("", 0) if claim is None else (valid_name(claim.owner), claim.term)
         epoch = int(
             await self._call(
-                "EVAL", scripts.NEXT_EPOCH, 2, _EPOCH, _LEADER, last, _unix_us(), *lease
+                "EVAL",
+                scripts.NEXT_EPOCH,
+                2,
+                self._keys.epoch,
+                self._keys.leader,
+                last,
+                _unix_us(),
+                *lease,
             )
         )
         if not epoch:
@@ -138,15 +152,21 @@ class Registry(RegistryValues):
 
         Both Redis and the caller keep track of the numbers, because either may lose its state.
         """
-        number = await self._call("EVAL", scripts.NEXT_NAME, 1, _NAMES, role, at_least)
-        return f"{role}-{int(number)}"
+        number = await self._call("EVAL", scripts.NEXT_NAME, 1, self._keys.names, role, at_least)
+        return self.worker_name(role, int(number))
+
+    def worker_name(self, stem: str, number: int) -> str:
+        """Returns the name of a worker in this namespace; `stem` is its role, with or without a
+        tag.
+        """
+        return self._keys.worker_name(stem, number)
 
     async def publish_worker(self, info: WorkerInfo, ttl_s: float = 5.0) -> None:
         """Writes the worker's entry for `ttl_s` seconds. Raises FailedPrecondition if the same
         worker has an entry of a later epoch.
         """
         entry = encoded(info)
-        keys = (_WORKER + info.worker_id, _EPOCH, _TERM)
+        keys = (self._keys.worker + info.worker_id, self._keys.epoch, self._keys.term)
         newer = await self._call(
             "EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, millis(ttl_s), info.term
         )
@@ -157,11 +177,11 @@ class Registry(RegistryValues):
 
     async def remove_worker(self, worker_id: str, epoch: int) -> None:
         """Removes the entry of this epoch. The entry of a later epoch stays."""
-        await self._call("EVAL", scripts.REMOVE_WORKER, 1, _WORKER + worker_id, epoch)
+        await self._call("EVAL", scripts.REMOVE_WORKER, 1, self._keys.worker + worker_id, epoch)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Returns the workers with a live heartbeat, by id."""
-        return await self._heartbeats(_WORKER, WorkerInfo, self._id_if_allowed)
+        return await self._heartbeats(self._keys.worker, WorkerInfo, self._id_if_allowed)
 
     def _id_if_allowed(self, info: WorkerInfo) -> str:
         """Returns the worker's id. Raises ValueError for an address that is not allowed."""
@@ -173,35 +193,35 @@ class Registry(RegistryValues):
 
     async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:
         """Writes the entry of a pending worker for `ttl_s` seconds."""
-        await self._publish(_PENDING + worker.worker_id, worker, ttl_s)
+        await self._publish(self._keys.pending + worker.worker_id, worker, ttl_s)
 
     async def pending(self) -> tuple[PendingWorker, ...]:
         """Returns the requested workers that no node has room for, by id."""
-        return await self._heartbeats(_PENDING, PendingWorker, attrgetter("worker_id"))
+        return await self._heartbeats(self._keys.pending, PendingWorker, attrgetter("worker_id"))
 
     async def publish_standby(self, worker: StandbyWorker, ttl_s: float = 5.0) -> None:
         """Writes the entry of a standby worker for `ttl_s` seconds."""
-        await self._publish(_STANDBY + worker.worker_id, worker, ttl_s)
+        await self._publish(self._keys.standby + worker.worker_id, worker, ttl_s)
 
     async def remove_standby(self, worker_id: str) -> None:
         """Removes the entry of a standby worker."""
-        await self._call("DEL", _STANDBY + worker_id)
+        await self._call("DEL", self._keys.standby + worker_id)
 
     async def standbys(self) -> tuple[StandbyWorker, ...]:
         """Returns the standby workers with a live heartbeat, by id."""
-        return await self._heartbeats(_STANDBY, StandbyWorker, attrgetter("worker_id"))
+        return await self._heartbeats(self._keys.standby, StandbyWorker, attrgetter("worker_id"))
 
     async def publish_ended(self, worker: EndedWorker, ttl_s: float = 60.0) -> None:
         """Writes for `ttl_s` seconds why a worker has ended."""
-        await self._publish(_ENDED + worker.worker_id, worker, ttl_s)
+        await self._publish(self._keys.ended + worker.worker_id, worker, ttl_s)
 
     async def ended(self) -> tuple[EndedWorker, ...]:
         """Returns the workers that have ended in the last minute, by id."""
-        return await self._heartbeats(_ENDED, EndedWorker, attrgetter("worker_id"))
+        return await self._heartbeats(self._keys.ended, EndedWorker, attrgetter("worker_id"))
 
     async def announce_change(self) -> None:
         """Notifies routers that the entry of a worker has changed."""
-        await self._call("PUBLISH", _CHANGES, 1)
+        await self._call("PUBLISH", self._keys.changes, 1)
 
     def changes(self) -> AsyncIterator[None]:
         """Yields once for each announced change, endlessly. Changes are lost while nothing listens,
@@ -209,7 +229,7 @@ class Registry(RegistryValues):
 
         Raises Unavailable when Redis does not serve the subscription, or stops serving it.
         """
-        return self._messages(_CHANGES)
+        return self._messages(self._keys.changes)
 
     # Pool sizes
 
@@ -217,10 +237,12 @@ class Registry(RegistryValues):
         """Returns the desired number of workers by pool. A pool without a desired size is
         absent.
         """
-        values = await self._call("HGETALL", _DESIRED)
+        values = await self._call("HGETALL", self._keys.desired)
         sizes: dict[PoolName, int] = {}
         for pool in POOLS:
-            size = self._decoded(f"{_DESIRED} {pool}", _PoolSize, values.get(pool.encode()))
+            size = self._decoded(
+                f"{self._keys.desired} {pool}", _PoolSize, values.get(pool.encode())
+            )
             if size is not None:
                 sizes[pool] = size.replicas
         return sizes
@@ -228,7 +250,7 @@ class Registry(RegistryValues):
     async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
         """Sets the sizes that an operator requested, unconditionally."""
         if sizes:
-            await self._call("HSET", _DESIRED, *_words(sizes))
+            await self._call("HSET", self._keys.desired, *_words(sizes))
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
         """Applies the autoscaler's change, (before, after) for each pool, atomically. Returns False
@@ -238,32 +260,39 @@ class Registry(RegistryValues):
         values: list[str] = []
         for pool, (before, after) in sizes.items():
             values += [pool, encoded(_PoolSize(before)), encoded(_PoolSize(after))]
-        return await self._fenced(scripts.SCALE, _DESIRED, claim, *values)
+        return await self._fenced(scripts.SCALE, self._keys.desired, claim, *values)
 
     async def restore_desired(self, sizes: Mapping[PoolName, int], claim: Claim) -> bool:
         """Restores sizes that Redis has lost from the leader's memory. Returns False and writes
         nothing if another controller leads.
         """
         return not sizes or await self._fenced(
-            scripts.RESTORE_SIZES, _DESIRED, claim, *_words(sizes)
+            scripts.RESTORE_SIZES, self._keys.desired, claim, *_words(sizes)
         )
 
     async def record_decision(self, decision: ScalingDecision, claim: Claim) -> bool:
         """Adds a scaling decision. Returns False and writes nothing if another controller leads."""
         return await self._fenced(
-            scripts.RECORD_DECISION, _DECISIONS, claim, encoded(decision), _DECISIONS_KEPT - 1
+            scripts.RECORD_DECISION,
+            self._keys.decisions,
+            claim,
+            encoded(decision),
+            _DECISIONS_KEPT - 1,
         )
 
     async def _fenced(self, script: str, key: str, claim: Claim, *words: str | int) -> bool:
         return bool(
-            await self._call("EVAL", script, 2, _LEADER, key, claim.owner, claim.term, *words)
+            await self._call(
+                "EVAL", script, 2, self._keys.leader, key, claim.owner, claim.term, *words
+            )
         )
 
     async def decisions(self, n: int = 20) -> tuple[ScalingDecision, ...]:
         """Returns at most `n` decisions, newest first."""
-        raw = await self._call("LRANGE", _DECISIONS, 0, n - 1)
+        raw = await self._call("LRANGE", self._keys.decisions, 0, n - 1)
         found = (
-            self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw
+            self._decoded(f"{self._keys.decisions} {value[:64]!r}", ScalingDecision, value)
+            for value in raw
         )
         return tuple(decision for decision in found if decision is not None)
 
@@ -273,39 +302,39 @@ class Registry(RegistryValues):
         """Adds a worker to the set of workers to drain. Raises InvalidArgument for an invalid
         name.
         """
-        await self._call("SADD", _DRAINS, valid_name(worker_id))
+        await self._call("SADD", self._keys.drains, valid_name(worker_id))
 
     async def drains(self) -> frozenset[str]:
         """Returns the workers that operators asked to drain."""
-        return await self._names(_DRAINS)
+        return await self._names(self._keys.drains)
 
     async def request_restart(self, worker_ids: Iterable[str]) -> None:
         """Adds workers to the set of workers to restart. Raises InvalidArgument for an invalid
         name.
         """
         if names := [valid_name(one) for one in worker_ids]:
-            await self._call("SADD", _RESTARTS, *names)
+            await self._call("SADD", self._keys.restarts, *names)
 
     async def restarts(self) -> frozenset[str]:
         """Returns the workers that still have to be replaced."""
-        return await self._names(_RESTARTS)
+        return await self._names(self._keys.restarts)
 
     async def clear_requests(self, worker_id: str) -> None:
         """Removes the requests for a worker that is gone."""
-        await self._call("SREM", _DRAINS, worker_id)
-        await self._call("SREM", _RESTARTS, worker_id)
+        await self._call("SREM", self._keys.drains, worker_id)
+        await self._call("SREM", self._keys.restarts, worker_id)
 
     # Adapters that operators load
 
     async def adapters(self) -> tuple[AdapterEntry, ...]:
         """Returns the adapters that operators have loaded, by name."""
-        values = await self._call("HGETALL", _ADAPTERS)
+        values = await self._call("HGETALL", self._keys.adapters)
         found = (
             self._decoded(
-                f"{_ADAPTERS} {name.decode(errors='backslashreplace')}",
+                f"{self._keys.adapters} {name.decode(errors='backslashreplace')}",
                 AdapterEntry,
                 raw,
-                lambda entry: f"{_ADAPTERS} {entry.name}",
+                lambda entry: f"{self._keys.adapters} {entry.name}",
             )
             for name, raw in sorted(values.items())
         )
@@ -313,25 +342,25 @@ class Registry(RegistryValues):
 
     async def put_adapter(self, entry: AdapterEntry) -> None:
         """Adds an adapter, or replaces the one of the same name."""
-        await self._call("HSET", _ADAPTERS, entry.name, encoded(entry))
+        await self._call("HSET", self._keys.adapters, entry.name, encoded(entry))
 
     async def remove_adapter(self, name: str) -> None:
         """Removes an adapter. Workers then unload it."""
-        await self._call("HDEL", _ADAPTERS, name)
+        await self._call("HDEL", self._keys.adapters, name)
 
     # Routers
 
     async def publish_router(self, load: RouterLoad, ttl_s: float = 5.0) -> None:
         """Writes the entry of a router for `ttl_s` seconds."""
-        await self._publish(_ROUTER + load.router_id, load, ttl_s)
+        await self._publish(self._keys.router + load.router_id, load, ttl_s)
 
     async def remove_router(self, router_id: str) -> None:
         """Removes the entry of a router."""
-        await self._call("DEL", _ROUTER + router_id)
+        await self._call("DEL", self._keys.router + router_id)
 
     async def routers(self) -> tuple[RouterLoad, ...]:
         """Returns the routers with a live heartbeat, by id."""
-        return await self._heartbeats(_ROUTER, RouterLoad, attrgetter("router_id"))
+        return await self._heartbeats(self._keys.router, RouterLoad, attrgetter("router_id"))
 
     # Controllers
 
@@ -348,25 +377,36 @@ class Registry(RegistryValues):
         record = (takes.owner, takes.term, takes.beat)
         holder, term, beat = await self._confirmed_call(
             self._confirm_replicas,
-            *("EVAL", scripts.RENEW_LEASE, 2, _LEADER, _TERM, valid_name(owner), seen, *record),
+            *(
+                "EVAL",
+                scripts.RENEW_LEASE,
+                2,
+                self._keys.leader,
+                self._keys.term,
+                valid_name(owner),
+                seen,
+                *record,
+            ),
         )
         return LeaseRecord(holder.decode(errors="backslashreplace"), int(term), int(beat))
 
     async def release_lease(self, owner: str) -> None:
         """Releases the lease if `owner` holds it."""
-        await self._call("EVAL", scripts.RELEASE_LEASE, 1, _LEADER, owner)
+        await self._call("EVAL", scripts.RELEASE_LEASE, 1, self._keys.leader, owner)
 
     async def publish_controller(self, info: ControllerInfo, ttl_s: float = 5.0) -> None:
         """Writes the entry of a controller for `ttl_s` seconds."""
-        await self._publish(_CONTROLLER + info.controller_id, info, ttl_s)
+        await self._publish(self._keys.controller + info.controller_id, info, ttl_s)
 
     async def remove_controller(self, controller_id: str) -> None:
         """Removes the entry of a controller."""
-        await self._call("DEL", _CONTROLLER + controller_id)
+        await self._call("DEL", self._keys.controller + controller_id)
 
     async def controllers(self) -> tuple[ControllerInfo, ...]:
         """Returns the controllers with a live heartbeat, by id."""
-        return await self._heartbeats(_CONTROLLER, ControllerInfo, attrgetter("controller_id"))
+        return await self._heartbeats(
+            self._keys.controller, ControllerInfo, attrgetter("controller_id")
+        )
 
 
 def _words(sizes: Mapping[PoolName, int]) -> list[str]:

@@ -143,11 +143,15 @@ class ClusterStatus:
     routing: str = ""
     # Name of the autoscaling policy's file; empty without one.
     autoscaling: str = ""
+    # Names of all models that the router serves; this is the status of one.
+    models: tuple[str, ...] = ()
 
 
-def status_request() -> pb.GetStatusRequest:
-    """Returns a status request with the protocol of this end."""
-    return pb.GetStatusRequest(protocol=protocol_to_proto(ours()))
+def status_request(model: str = "") -> pb.GetStatusRequest:
+    """Returns a status request with the protocol of this end. `model` is the name of one of several
+    models; empty stands for the first.
+    """
+    return pb.GetStatusRequest(protocol=protocol_to_proto(ours()), model=model)
 
 
 def check_client(request: pb.GetStatusRequest) -> None:
@@ -239,6 +243,7 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         protocol=protocol_to_proto(status.protocol),
         routing=status.routing,
         autoscaling=status.autoscaling,
+        models=status.models,
     )
 
 
@@ -281,6 +286,7 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
         protocol=protocol_from_proto(message.protocol),
         routing=message.routing,
         autoscaling=message.autoscaling,
+        models=tuple(message.models),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvrelay.config.schema import PolicyName, RouterConfig
+from kvrelay.config.model_sections import PolicyName, RouterConfig
 from kvrelay.messages import PrefixSource
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path

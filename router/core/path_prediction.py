@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvrelay.config.schema import SloConfig
+from kvrelay.config.model_sections import SloConfig
 from kvrelay.types.requests import Slo
 from router.core.worker_view import WorkerView
 

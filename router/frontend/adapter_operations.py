@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from kvrelay.config.adapters import AdaptersConfig, check_adapter_name
+from kvrelay.config.adapters import AdaptersConfig, check_model_name
 from kvrelay.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -49,13 +49,17 @@ class AdapterOperations:
         config: AdaptersConfig,
         registry: RouterRegistry,
         workers: Callable[[], Sequence[WorkerInfo]],
+        is_taken: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """`base` is the name of the base model; `workers` returns the known workers."""
+        """`base` is the name of the base model; `workers` returns the known workers; `is_taken`
+        tells whether another model has a name.
+        """
         self._base = base
         self._cards = cards
         self._config = config
         self._registry = registry
         self._workers = workers
+        self._is_taken = is_taken
         self._configured = {card.name: card for card in cards}
         self._paths = {one.name: one.path for one in config.serve}
         # One change at a time.
@@ -149,9 +153,13 @@ class AdapterOperations:
 
     def _check_name(self, name: str) -> None:
         try:
-            check_adapter_name(name)
+            check_model_name(name)
         except ValueError as error:
             raise InvalidArgument(str(error), field="name") from None
+        if self._is_taken(name):
+            raise FailedPrecondition(
+                f"{name!r:.100} is the name of another model; choose another", field="name"
+            )
         if name == self._base or name in self._configured:
             owner = "the base model" if name == self._base else "an adapter of the configuration"
             raise FailedPrecondition(

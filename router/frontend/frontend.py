@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from kvrelay.clock import Clock
-from kvrelay.config.schema import RouterConfig
+from kvrelay.config.model_sections import RouterConfig
 from kvrelay.errors import DeadlineExceeded
 from kvrelay.tenants import Tenant
 from kvrelay.types.chat import WITHOUT_TOOLS, ChatOptions

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
 from kvrelay.models.model_json import read_model_json
@@ -95,7 +95,7 @@ class ModelCard:
         )
         return cls(
             info=ModelInfo(
-                id=path.name if Path(config.path).is_dir() else config.path,
+                id=config.name or (path.name if Path(config.path).is_dir() else config.path),
                 max_model_len=min(limit, config.max_model_len or limit),
                 dtype=dtype,
                 architecture=", ".join(architectures[:_MAX_NAMES]),

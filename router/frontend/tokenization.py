@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvrelay.config.schema import ToolFormatName
+from kvrelay.config.model_sections import ToolFormatName
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
 from kvrelay.process.telemetry import get_logger
 from kvrelay.process.uninterrupted import to_its_end

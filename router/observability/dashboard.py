@@ -1,4 +1,4 @@
-"""The status page at `/`: its files, and the cluster snapshot that it polls once a second.
+"""The status page at `/`: its files, and the snapshot of a model that it polls once a second.
 
 The page polls instead of holding a stream open. So a slow or closed browser costs nothing, and a
 page in several tabs does not use up the few connections that a browser opens to a server.
@@ -76,22 +76,6 @@ class StatusPage:
         # Served snapshots by tenant.
         self._given: Counter[str] = Counter()
 
-    def files(self) -> list[Route]:
-        """Returns the routes of the page's files. They need no token."""
-        folder = resources.files("router.observability") / "page"
-        files = {
-            one.name: one.read_bytes()
-            for one in folder.iterdir()
-            if one.name.rpartition(".")[2] in _TYPES
-        }
-        return [
-            Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
-            *(
-                Route(f"/page/{name}", _file(name, body), methods=["GET"])
-                for name, body in files.items()
-            ),
-        ]
-
     async def status(self, request: Request) -> Response:
         """Returns the snapshot. All viewers of a tenant within SNAPSHOT_S get the same bytes, up to
         MAX_VIEWERS of them.
@@ -163,6 +147,7 @@ class StatusPage:
             # Clock of the requests' times, in ms.
             "now": round(now * 1000, 2),
             "model": status.model,
+            "models": status.models,
             "max_model_len": self._frontend.max_model_len,
             "chat": self._frontend.text.has_chat,
             "state": status.state,
@@ -205,6 +190,23 @@ class StatusPage:
             ],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
+
+
+def page_files() -> list[Route]:
+    """Returns the routes of the page's files. They need no token."""
+    folder = resources.files("router.observability") / "page"
+    files = {
+        one.name: one.read_bytes()
+        for one in folder.iterdir()
+        if one.name.rpartition(".")[2] in _TYPES
+    }
+    return [
+        Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
+        *(
+            Route(f"/page/{name}", _file(name, body), methods=["GET"])
+            for name, body in files.items()
+        ),
+    ]
 
 
 def _pool(pool: PoolStatus) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -23,7 +24,13 @@ class Exposition:
     lengths of a request between them.
     """
 
-    def __init__(self, cluster: CollectorRegistry, tenants: TenantMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        cluster: Sequence[CollectorRegistry],
+        tenants: Sequence[TenantMetrics],
+        clock: Clock,
+    ) -> None:
+        """`cluster` and `tenants`: the metrics of each model."""
         self._cluster = cluster
         self._tenants = tenants
         self._clock = clock
@@ -44,23 +51,29 @@ class Exposition:
             self._texts[key] = (
                 self._whole()
                 if viewer.sees_cluster
-                else generate_latest(_OwnSeries(self._tenants, key))
+                else generate_latest(_Merged(one.of(key) for one in self._tenants))
             )
             self._stale_at = now + SPACING * (time.thread_time() - began)
         return self._texts[key]
 
     def _whole(self) -> bytes:
-        return generate_latest(self._cluster) + generate_latest(self._tenants.registry)
+        registries = [*self._cluster, *(one.registry for one in self._tenants)]
+        return generate_latest(_Merged(one.collect() for one in registries))
 
 
-class _OwnSeries(CollectorRegistry):
-    """The series with one tenant's name."""
+class _Merged(CollectorRegistry):
+    """The metric families of several sources. A family of several models is one family."""
 
-    def __init__(self, tenants: TenantMetrics, name: str) -> None:
+    def __init__(self, sources: Iterable[Iterable[Metric]]) -> None:
         super().__init__()
-        self._tenants = tenants
-        self._name = name
+        self._sources = sources
 
-    def collect(self) -> list[Metric]:
-        """Returns the tenant's metric families."""
-        return list(self._tenants.of(self._name))
+    def collect(self) -> Iterable[Metric]:
+        """Returns the metric families."""
+        families: dict[str, Metric] = {}
+        for source in self._sources:
+            for family in source:
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return families.values()

@@ -133,7 +133,8 @@ class Metrics:
     exposition.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, of_process: bool = True) -> None:
+        """of_process: includes the metrics of this process, once in a router of several models."""
         self.registry = CollectorRegistry()
         self.finished = 0
         self.failed = 0
@@ -144,7 +145,8 @@ class Metrics:
         # Standby workers by the last heartbeat.
         self.standbys: tuple[StandbyWorker, ...] = ()
         self._model = model
-        ProcessCollector(registry=self.registry)
+        if of_process:
+            ProcessCollector(registry=self.registry)
         self._prompt_tokens = self._total(
             "prompt_tokens", "Prompt tokens of requests that got a first token."
         )

@@ -34,6 +34,8 @@ class ClusterView:
         self._registry = registry
         self._heartbeat = heartbeat
         self._model = model
+        # Names of all models of this router.
+        self.models: tuple[str, ...] = (model,)
         self._config = config
         self._desired: dict[PoolName, int] = {
             "prefill": config.prefill.replicas,
@@ -100,4 +102,5 @@ class ClusterView:
             protocol=ours(),
             routing=self._config.router.policy,
             autoscaling=Path(self._config.autoscaling or "").name,
+            models=self.models,
         )

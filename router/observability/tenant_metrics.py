@@ -22,11 +22,17 @@ from router.runtime.stream import Stream
 class TenantMetrics(Collector):
     """Counts each tenant's requests and tokens. An observer of ended requests."""
 
-    def __init__(self, model: str, access: Access, limits: Limits) -> None:
+    def __init__(
+        self, model: str, access: Access, limits: Limits, *, of_process: bool = True
+    ) -> None:
+        """of_process: includes what is counted before a request's model is known, once in a router
+        of several models.
+        """
         self.registry = CollectorRegistry()
         self._model = model
         self._access = access
         self._limits = limits
+        self._of_process = of_process
         # By tenant and finish reason.
         self._requests: Counter[tuple[str, str]] = Counter()
         # By tenant and kind.
@@ -59,6 +65,8 @@ class TenantMetrics(Collector):
         yield self._family(
             "tenant_tokens", "Prompt tokens and generated tokens.", "kind", self._tokens
         )
+        if not self._of_process:
+            return
         yield self._family(
             "tenant_refusals",
             "Requests rejected by a limit of their tenant.",

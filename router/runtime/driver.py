@@ -69,9 +69,10 @@ class Driver:
         misfit: Callable[[WorkerInfo], str] = misfit,
         *,
         hash_bytes: int = HASH_BYTES,
+        changed: asyncio.Event | None = None,
     ) -> None:
         """`misfit` returns why a worker must not get requests in any state; see
-        `router.core.compatibility`.
+        `router.core.compatibility`. `changed` is set when `state` may have changed.
         """
         self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
         self.draining = False
@@ -85,7 +86,8 @@ class Driver:
             "prefill": config.prefill.replicas,
             "decode": config.decode.replicas,
         }
-        self._started = False
+        # Whether the configured number of workers has been ready once.
+        self.started = False
         self._registry = registry
         self._router_id = router_id
         self._clock = clock
@@ -99,7 +101,7 @@ class Driver:
         self.recent: deque[Stream] = deque(maxlen=RECENT)
         self._soon = asyncio.Event()
         # Set when `state` may have changed.
-        self.changed = asyncio.Event()
+        self.changed = changed or asyncio.Event()
         # Set while there are requests.
         self._work = asyncio.Event()
         # Set while there are no requests.
@@ -168,7 +170,7 @@ class Driver:
         """
         if self.draining:
             return "draining"
-        return "ready" if self._started and self.ready()["decode"] else "starting"
+        return "ready" if self.started and self.ready()["decode"] else "starting"
 
     def ready(self) -> Mapping[PoolName, int]:
         """Returns the number of ready workers of each pool."""
@@ -205,7 +207,7 @@ class Driver:
 
     def _workers_changed(self) -> None:
         ready = self.ready()
-        self._started = self._started or all(
+        self.started = self.started or all(
             ready[pool] >= number for pool, number in self._wanted.items()
         )
         self.changed.set()

@@ -26,7 +26,8 @@ from support.transfer_ends import HASH, KEY, LAYOUT, SENDER, MemoryFile, decode_
 from support.worker_harness import workers
 
 from kvrelay.config.config_file import load_config, load_policy
-from kvrelay.config.schema import ClusterConfig, ModelConfig
+from kvrelay.config.model_sections import ModelConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import load_model
 from kvrelay.errors import InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.loadtest.lengths import Uniform

@@ -29,7 +29,7 @@ import autoscaler.worker_watch
 from autoscaler.lease import Lease
 from autoscaler.pool_sizes import Verdicts, decide_pools
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
-from kvrelay.state.registry import _ROUTER
+from kvrelay.state.registry_keys import RegistryKeys
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
@@ -81,7 +81,7 @@ async def test_row_22_metrics_that_are_stale_or_not_a_number(
         fleet.case(Invariant.TOKENS, Invariant.ANSWER) as case,
         redis.asyncio.Redis.from_url(fleet.redis.url) as client,
     ):
-        (key,) = [one async for one in client.scan_iter(f"{_ROUTER}*")]
+        (key,) = [one async for one in client.scan_iter(f"{RegistryKeys().router}*")]
         router = fleet.router.child.process.pid
         os.kill(router, signal.SIGSTOP)
         fault = record(case, "the router tells nothing, and then rubbish", *fleet.pool("decode"))

@@ -14,7 +14,6 @@ from fuzz.rig import Aborted, Context, rig
 from google.protobuf.message import DecodeError, Message
 
 from kvrelay.client.answer import Answer
-from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.chat import ChatMessage
@@ -24,7 +23,6 @@ from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOp
 from router.api.grpc.admin import ClusterService
 from router.api.grpc.auth import caller
 from router.api.grpc.service import InferenceService
-from router.frontend.adapter_operations import AdapterOperations
 from router.frontend.waiting_room import WaitingRoom
 
 _SAMPLING = SamplingOptions(
@@ -83,7 +81,7 @@ def refused(end: Aborted) -> str:
 @contextmanager
 def generating() -> Iterator[Feed]:
     with rig() as made:
-        service = InferenceService(made.frontend, made.clock, WaitingRoom(made.clock))
+        service = InferenceService(made.catalogue, made.clock, WaitingRoom(made.clock))
 
         def feed(data: bytes) -> str:
             try:
@@ -139,14 +137,7 @@ def admin(draw: random.Random) -> bytes:
 @contextmanager
 def administering() -> Iterator[Feed]:
     with rig() as made:
-        operations = AdapterOperations(
-            "demo",
-            made.frontend.card.adapters,
-            AdaptersConfig(),
-            made.registry,
-            lambda: made.driver.known,
-        )
-        service = ClusterService(made.driver, made.registry, made.view, operations)
+        service = ClusterService(made.catalogue)
         made.driver.known = tuple(one.info for one in made.workers.values())
 
         def feed(data: bytes) -> str:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.loader import load_model
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound

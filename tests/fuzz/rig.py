@@ -18,22 +18,16 @@ from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
 from kvrelay.types.requests import SequenceSpec, TokenLogprobs
 from kvrelay.types.workers import PoolName
 from router.api.http.app import build_app
+from router.catalogue import Catalogue
 from router.core.dispatcher import Dispatcher
 from router.frontend.access import Access
-from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
 from router.frontend.waiting_room import WaitingRoom
-from router.observability.dashboard import StatusPage
-from router.observability.heartbeat import Heartbeat
-from router.observability.metrics import ClusterCollector, Metrics
-from router.observability.observers import Observers
-from router.observability.request_log import RequestLog
-from router.observability.status import ClusterView
-from router.observability.tenant_metrics import TenantMetrics
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
+from router.served_model import LoadedModel, RouterContext
 
 ANSWER_TOKENS = 5
 ADDRESS = "127.0.0.1:8000"
@@ -71,31 +65,31 @@ class Rig:
         self._config = config = cluster_config(prefill=int(prefill))
         clock = MonotonicClock()
         self._runner = asyncio.Runner()
-        self.metrics = Metrics("demo")
         self.registry = MemoryRegistry()
         self.card = ModelCard.load(DEMO, config.model)
         self.text = Text.load(DEMO)
-        access, limits = Access(None), Limits()
-        tenant_metrics = TenantMetrics("demo", access, limits)
-        observers = Observers(self.metrics, RequestLog(), limits, tenant_metrics)
-        self.driver = Driver(config, self.registry, "router-0", clock, observers, None)
-        self.metrics.registry.register(ClusterCollector("demo", self.driver, self.metrics))
-        self.frontend = Frontend(self.card, self.text, self.driver, limits, config.router, clock)
-        heartbeat = Heartbeat("router-0", self.driver, self.metrics, self.registry, clock, ())
-        self.view = ClusterView(self.driver, self.registry, heartbeat, "demo", config)
-        page = StatusPage(self.frontend, self.driver, self.metrics, self.view, clock)
+        context = RouterContext(
+            "router-0",
+            clock,
+            Access(None),
+            Limits(),
+            LoopSlices(),
+            credentials=None,
+            certificates=(),
+        )
+        loaded = LoadedModel(config, self.registry, self.card, self.text)
+        self.catalogue = Catalogue(context, [loaded])
+        (model,) = self.catalogue
+        self.driver, self.frontend, self.metrics = model.driver, model.frontend, model.metrics
         self.clock = clock
         self.app = build_app(
-            self.frontend,
-            self.driver,
-            self.metrics,
-            tenant_metrics,
+            self.catalogue,
+            context.limits,
             clock,
-            page,
-            access,
+            context.access,
             WaitingRoom(clock),
             ADDRESS,
-            LoopSlices(),
+            context.slices,
         )
         self.workers = {"decode-0": PlayedWorker(self.driver, "decode-0", "decode")}
         if prefill:

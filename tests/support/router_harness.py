@@ -22,6 +22,7 @@ from kvrelay.wire.inference import InferenceServiceStub
 from router.frontend.model_card import ModelCard
 from router.frontend.tokenization import Text
 from router.main import run_router
+from router.served_model import LoadedModel
 
 DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
 
@@ -169,7 +170,8 @@ async def running_router(
     registry = MemoryRegistry()
     text = Text.load(folder)
     card = ModelCard.load(folder, config.model)
-    task = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
+    loaded = LoadedModel(config, registry, card, text)
+    task = asyncio.create_task(run_router(config, [loaded], line.set_result, stop))
     harness = RouterHarness(registry, {}, stop, task)
     try:
         for number in range(prefill):
@@ -200,7 +202,8 @@ async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[d
     stop, text = StopRequest(), Text.load(config.model.path)
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     card = ModelCard.load(config.model.path, config.model)
-    task = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
+    loaded = LoadedModel(config, registry, card, text)
+    task = asyncio.create_task(run_router(config, [loaded], line.set_result, stop))
     task.add_done_callback(lambda _: line.done() or line.cancel())
     try:
         yield dict(word.split("=", 1) for word in (await line).split()[2:])

@@ -62,24 +62,28 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(Credentials.internal, security, "router")
     yield partial(Credentials.public, security)
     machine = Machine.here()
-    pools = plan_memory(config, machine if is_local else None)
-    yield partial(_check_kv, pools)
+    models = [(one, plan_memory(one, machine if is_local else None)) for one in config.served]
+    for _, pools in models:
+        yield partial(_check_kv, pools)
     yield partial(check_ports, config.listen)
     yield _check_temporary_folder
     yield _check_loopback
     if not is_local:
         return
-    if config.decode.engine == "vllm":
+    if any(one.decode.engine == "vllm" for one in config.served):
         yield check_version
-    yield partial(_check_transport, config)
+    for one in config.served:
+        yield partial(_check_transport, one)
     yield partial(Credentials.internal, security, "worker")
     yield partial(_check_room, SHORT_PARENT, "Ray keeps its sockets and logs there")
     yield partial(check_shared_memory, _SHARED_MEMORY)
-    yield partial(_check_pools, config, machine.memory_bytes)
-    yield partial(check_processes, sum(config.pool(pool).replicas for pool in POOLS))
-    yield partial(_check_memory, config, pools, machine.memory_bytes)
-    for one in pools:
-        yield partial(_check_tiers, one)
+    workers = sum(one.pool(pool).replicas for one in config.served for pool in POOLS)
+    yield partial(_check_workers, workers, machine.memory_bytes)
+    yield partial(check_processes, workers)
+    for one, pools in models:
+        yield partial(_check_memory, one, pools, machine.memory_bytes)
+        for pool in pools:
+            yield partial(_check_tiers, pool)
     yield partial(_check_gpus, config, machine)
 
 
@@ -130,9 +134,8 @@ def _check_transport(config: ClusterConfig) -> None:
         )
 
 
-def _check_pools(config: ClusterConfig, total: int) -> None:
+def _check_workers(wanted: int, total: int) -> None:
     """Raises ConfigError if the processes of the workers alone exceed the memory."""
-    wanted = sum(config.pool(pool).replicas for pool in POOLS)
     most = max(2, total // _WORKER_BYTES)
     if wanted > most:
         raise ConfigError(
@@ -252,9 +255,13 @@ def _check_gpus(config: ClusterConfig, machine: Machine) -> None:
     whether there are enough GPUs.
     """
     needed = {
-        pool: config.pool(pool).replicas * config.pool(pool).resources.num_gpus
+        pool: amount
         for pool in POOLS
-        if config.pool(pool).resources.num_gpus
+        if (
+            amount := sum(
+                one.pool(pool).replicas * one.pool(pool).resources.num_gpus for one in config.served
+            )
+        )
     }
     if sum(needed.values()) and not machine.gpus:
         each = ", ".join(f"{pool} {amount:g}" for pool, amount in needed.items())

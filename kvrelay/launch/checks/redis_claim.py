@@ -8,6 +8,7 @@ import time
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, Unavailable
 from kvrelay.state.registry import Registry
+from kvrelay.types.workers import PendingWorker
 
 # Lifetime of the registry entries of killed workers: their time to live in Redis, plus one second.
 _ENTRIES_END_S = 4.0
@@ -17,7 +18,7 @@ _SHOWN = 3
 
 
 async def claim_redis(config: ClusterConfig) -> None:
-    """Overwrites the desired pool sizes that an earlier cluster left on this Redis.
+    """Overwrites the desired pool sizes of one model that an earlier cluster left on this Redis.
 
     Raises Unavailable if Redis does not answer, and ConfigError if the earlier cluster still runs.
     """
@@ -36,7 +37,7 @@ async def check_redis(config: ClusterConfig) -> None:
 
 async def _connected(config: ClusterConfig) -> Registry:
     try:
-        return await Registry.connect(config.redis.url)
+        return await Registry.connect(config.redis.url, namespace=config.redis.namespace)
     except Unavailable as error:
         reason = error.message.rstrip(". ")
         raise Unavailable(
@@ -53,7 +54,8 @@ async def _check_alone(registry: Registry) -> None:
         if time.monotonic() > gives_up_at:
             raise ConfigError(
                 f"redis.url: another cluster runs on this Redis ({found}); stop that cluster, or "
-                "give this one a separate database, for example redis://HOST:PORT/1"
+                "give this one another redis.namespace, or a separate database, for example "
+                "redis://HOST:PORT/1"
             )
         await asyncio.sleep(_POLL_S)
 
@@ -64,10 +66,10 @@ async def _serving_workers(registry: Registry) -> str:
     return ", ".join(f"{info.worker_id} at {info.address}" for info in infos[:_SHOWN])
 
 
-async def pending_workers(url: str) -> str:
+async def pending_workers(config: ClusterConfig) -> str:
     """Returns the workers that wait for room, with the reasons; empty if there are none."""
-    async with await Registry.connect(url) as registry:
-        return "".join(
-            f"; {worker.worker_id} waits for room: {worker.reason}"
-            for worker in await registry.pending()
-        )
+    waiting: list[PendingWorker] = []
+    for one in config.served:
+        async with await _connected(one) as registry:
+            waiting += await registry.pending()
+    return "".join(f"; {one.worker_id} waits for room: {one.reason}" for one in waiting)

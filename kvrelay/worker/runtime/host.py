@@ -130,7 +130,9 @@ async def host_worker(
     worker: Worker | None = None
     try:
         async with (
-            await Registry.connect(settings.redis_url) as registry,
+            await Registry.connect(
+                settings.redis_url, namespace=settings.config.redis.namespace
+            ) as registry,
             worker_server(host, max_message_bytes, credentials, guard) as (server, address),
         ):
             epoch = await registry.next_epoch(settings.last_epoch, settings.claim)

@@ -65,7 +65,9 @@ async def stand_by(
     prepared = Prepared(settings.config, None)
     if stop.drain.is_set():
         return prepared
-    async with await Registry.connect(settings.redis_url) as registry:
+    async with await Registry.connect(
+        settings.redis_url, namespace=settings.config.redis.namespace
+    ) as registry:
         telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
         try:
             prepared.runner = await load_runner(replace(settings, pool="decode"), model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import grpc
 
@@ -14,10 +14,8 @@ from kvrelay.types.workers import POOLS, PoolName, Role
 from kvrelay.wire import status
 from kvrelay.wire.adapters import adapter_to_proto
 from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
-from router.frontend.adapter_operations import AdapterOperations
-from router.observability.status import ClusterView
-from router.runtime.driver import Driver
-from router.runtime.worker_directory import RouterRegistry
+from router.catalogue import Catalogue
+from router.served_model import ServedModel
 
 ROLES: tuple[Role, ...] = (*POOLS, "standby")
 # Shortest interval of WatchStatus.
@@ -29,35 +27,27 @@ class ClusterService(ClusterServiceServicer):
     processes act on these changes.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        registry: RouterRegistry,
-        view: ClusterView,
-        adapters: AdapterOperations,
-    ) -> None:
-        self._driver = driver
-        self._registry = registry
-        self._view = view
-        self._adapters = adapters
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.ClusterStatus:
-        """Returns the cluster's status. Aborts if the client's protocol version is not
-        supported.
+        """Returns the status of one model's pools, by default of the first. Aborts if the client's
+        protocol version is not supported, or with NOT_FOUND for another model.
         """
         try:
             check_client(request)
+            view = self._shown(request.model).view
         except KvRelayError as error:
             await status.abort(context, error)
-        return cluster_status_to_proto(await self._view.status())
+        return cluster_status_to_proto(await view.status())
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Streams the cluster's status every `interval_seconds` (default 1) until the router
-        drains.
+        """Streams the status of one model's pools, by default of the first, every
+        `interval_seconds` (default 1) until the router drains.
         """
         interval = request.interval_seconds or 1.0
         if not math.isfinite(interval) or interval < LEAST_INTERVAL_S:
@@ -68,8 +58,12 @@ class ClusterService(ClusterServiceServicer):
                     field="interval_seconds",
                 ),
             )
-        while self._driver.state != "draining":
-            await context.write(cluster_status_to_proto(await self._view.status()))
+        try:
+            model = self._shown(request.model)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        while model.driver.state != "draining":
+            await context.write(cluster_status_to_proto(await model.view.status()))
             await asyncio.sleep(interval)
 
     async def SetPoolSize(
@@ -88,8 +82,9 @@ class ClusterService(ClusterServiceServicer):
                     raise InvalidArgument(
                         f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
                     )
-            await self._registry.set_desired(sizes)
-            desired = await self._view.desired()
+            model = self._named(request.model)
+            await model.registry.set_desired(sizes)
+            desired = await model.view.desired()
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.SetPoolSizeResponse(**desired)
@@ -99,8 +94,9 @@ class ClusterService(ClusterServiceServicer):
     ) -> pb.DrainWorkerResponse:
         """Requests the drain of one worker. Aborts with NOT_FOUND if the worker is unknown."""
         try:
-            (worker_id,) = _named(await self._known(), [request.worker_id])
-            await self._registry.request_drain(worker_id)
+            known = {name: one for one in self._catalogue for name in await _workers(one)}
+            (worker_id,) = _existing(known, [request.worker_id])
+            await known[worker_id].registry.request_drain(worker_id)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.DrainWorkerResponse()
@@ -113,10 +109,19 @@ class ClusterService(ClusterServiceServicer):
         """
         try:
             roles = [name for name in request.names if name in ROLES] if request.names else ROLES
-            known = await self._known()
-            chosen = {worker_id for worker_id, role in known.items() if role in roles}
-            chosen.update(_named(known, [name for name in request.names if name not in ROLES]))
-            await self._registry.request_restart(chosen)
+            models = [self._named(request.model)] if request.model else list(self._catalogue)
+            known = [(one, await _workers(one)) for one in models]
+            workers = {worker_id for _, found in known for worker_id in found}
+            named = set(_existing(workers, [name for name in request.names if name not in ROLES]))
+            chosen: set[str] = set()
+            for model, found in known:
+                of_model = {
+                    worker_id
+                    for worker_id, role in found.items()
+                    if role in roles or worker_id in named
+                }
+                await model.registry.request_restart(of_model)
+                chosen |= of_model
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
@@ -126,7 +131,8 @@ class ClusterService(ClusterServiceServicer):
     ) -> pb.ListAdaptersResponse:
         """Lists the adapters of the configuration and those that operators have loaded."""
         try:
-            found = await self._adapters.listed()
+            models = [self._named(request.model)] if request.model else list(self._catalogue)
+            found = [adapter for one in models for adapter in await one.adapters.listed()]
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.ListAdaptersResponse(adapters=map(adapter_to_proto, found))
@@ -138,7 +144,7 @@ class ClusterService(ClusterServiceServicer):
         no worker has it.
         """
         try:
-            found = await self._adapters.load(request.name, request.path)
+            found = await self._named(request.model).adapters.load(request.name, request.path)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.LoadAdapterResponse(adapter=adapter_to_proto(found))
@@ -148,26 +154,42 @@ class ClusterService(ClusterServiceServicer):
     ) -> pb.UnloadAdapterResponse:
         """Stops serving an adapter. Aborts with NOT_FOUND if it is unknown."""
         try:
-            await self._adapters.unload(request.name)
+            await self._named(request.model).adapters.unload(request.name)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.UnloadAdapterResponse()
 
-    async def _known(self) -> dict[str, Role]:
-        """Returns the known workers' roles by worker name. Raises Unavailable."""
-        standbys: dict[str, Role] = {
-            one.worker_id: "standby" for one in await self._registry.standbys()
-        }
-        return standbys | {one.worker_id: one.pool for one in self._driver.known}
+    def _named(self, name: str) -> ServedModel:
+        """Returns the model with this name. Raises NotFound, and InvalidArgument for an empty name
+        in a cluster of several models.
+        """
+        found = self._catalogue.find(name)
+        if name and not found.serves(name):
+            raise NotFound(
+                f"model {name!r:.100} does not exist; this cluster serves {found.name!r}",
+                field="model",
+            )
+        return found
+
+    def _shown(self, name: str) -> ServedModel:
+        return self._named(name) if name else next(iter(self._catalogue))
 
 
-def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
+async def _workers(model: ServedModel) -> dict[str, Role]:
+    """Returns the known workers' roles by worker name. Raises Unavailable."""
+    standbys: dict[str, Role] = {
+        one.worker_id: "standby" for one in await model.registry.standbys()
+    }
+    return standbys | {one.worker_id: one.pool for one in model.driver.known}
+
+
+def _existing(known: Collection[str], names: Sequence[str]) -> Sequence[str]:
     """Returns the names if all of them are known workers. Raises NotFound."""
     for name in names:
         if name not in known:
             raise NotFound(
                 f"worker {name!r:.100} does not exist; the workers are "
-                f"{', '.join(known) or 'none'}",
+                f"{', '.join(sorted(known)) or 'none'}",
                 field="worker_id",
             )
     return names

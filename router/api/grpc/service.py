@@ -17,6 +17,7 @@ from kvrelay.wire.inference import (
     response_to_proto,
 )
 from router.api.grpc.auth import caller
+from router.catalogue import Catalogue
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
 from router.runtime.stream import Stream
@@ -26,8 +27,8 @@ from router.runtime.stream_reader import SLOW_READER_S, StreamReader
 class InferenceService(InferenceServiceServicer):
     """Generates text and lists models for clients."""
 
-    def __init__(self, frontend: Frontend, clock: Clock, waiting_room: WaitingRoom) -> None:
-        self._frontend = frontend
+    def __init__(self, catalogue: Catalogue, clock: Clock, waiting_room: WaitingRoom) -> None:
+        self._catalogue = catalogue
         self._clock = clock
         self._waiting_room = waiting_room
 
@@ -49,27 +50,30 @@ class InferenceService(InferenceServiceServicer):
         client reads too slowly.
         """
         arrival, tenant = self._clock.now(), caller.get()
+        frontend = self._catalogue.find(request.model).frontend
         stream = None
         try:
-            stream = await self._frontend.open(
+            stream = await frontend.open(
                 request, tenant, arrival, context.time_remaining(), _traceparent(context)
             )
-            await self._write(stream, context)
+            await self._write(frontend, stream, context)
         except asyncio.CancelledError:
             if stream is None or stream.first_handed_at is None:
                 self._waiting_room.refused(tenant.name)
             raise
         finally:
             if stream is not None:
-                self._frontend.cancel(stream)
+                frontend.cancel(stream)
 
-    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+    async def _write(
+        self, frontend: Frontend, stream: Stream, context: grpc.aio.ServicerContext
+    ) -> None:
         left = False
 
         def leave() -> None:
             nonlocal left
             left = True
-            self._frontend.cancel(stream)
+            frontend.cancel(stream)
             stream.drop()
 
         async for _, response in StreamReader([stream]).responses():
@@ -87,8 +91,8 @@ class InferenceService(InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
-        """Lists the model that the cluster serves, and its adapters."""
-        return models_to_proto(self._frontend.card.models)
+        """Lists the models that the cluster serves, and their adapters."""
+        return models_to_proto([info for one in self._catalogue for info in one.card.models])
 
 
 def _traceparent(context: grpc.aio.ServicerContext) -> str:

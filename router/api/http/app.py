@@ -20,13 +20,11 @@ from router.api.http.dialects.responses.requests import parse_response
 from router.api.http.dialects.responses.shape import PREFIX, ResponseShape
 from router.api.http.endpoint import HttpEndpoint
 from router.api.http.errors import http_error, typed
+from router.catalogue import Catalogue
 from router.frontend.access import Access
-from router.frontend.frontend import Frontend
+from router.frontend.rate_limits import Limits
 from router.frontend.waiting_room import WaitingRoom
-from router.observability.dashboard import StatusPage
-from router.observability.metrics import Metrics
-from router.observability.tenant_metrics import TenantMetrics
-from router.runtime.driver import Driver
+from router.observability.dashboard import page_files
 from router.runtime.loop_slices import LoopSlices
 
 # The routes that generate text.
@@ -39,22 +37,19 @@ DIALECTS = {
 
 
 def build_app(
-    frontend: Frontend,
-    driver: Driver,
-    metrics: Metrics,
-    tenant_metrics: TenantMetrics,
+    catalogue: Catalogue,
+    limits: Limits,
     clock: Clock,
-    page: StatusPage,
     access: Access,
     waiting_room: WaitingRoom,
     address: str,
     slices: LoopSlices,
 ) -> Starlette:
     """Builds the ASGI application. `address` is the listener's HOST:PORT."""
-    endpoint = HttpEndpoint(frontend, driver, metrics, tenant_metrics, clock, slices)
+    endpoint = HttpEndpoint(catalogue, limits, clock, slices)
     # Probes and browsers' address bars send no token. These routes reveal nothing about requests or
     # tenants.
-    in_the_open = [Route("/health", typed(endpoint.health), methods=["GET"]), *page.files()]
+    in_the_open = [Route("/health", typed(endpoint.health), methods=["GET"]), *page_files()]
     routes = [
         *in_the_open,
         Route("/v1/models", typed(endpoint.models), methods=["GET"]),
@@ -69,7 +64,7 @@ def build_app(
         Route("/metrics", typed(endpoint.metrics, ANY_ROLE), methods=["GET"]),
         Route("/version", typed(endpoint.version, ANY_ROLE), methods=["GET"]),
         Route("/openapi.json", typed(endpoint.openapi, ANY_ROLE), methods=["GET"]),
-        Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
+        Route("/status.json", typed(endpoint.status, ANY_ROLE), methods=["GET"]),
     ]
     open_paths = [one.path for one in in_the_open]
     guards = [

@@ -27,13 +27,12 @@ from router.api.http.dialects.openai.response_models import Model, Models, Text,
 from router.api.http.errors import Handler
 from router.api.http.openapi import describe
 from router.api.http.tokenized import tokenized_steps
+from router.catalogue import Catalogue
 from router.frontend.frontend import Frontend
+from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import TokenBound
 from router.frontend.validation import check_messages, check_model, check_text, check_token_ids
 from router.observability.exposition import Exposition
-from router.observability.metrics import Metrics
-from router.observability.tenant_metrics import TenantMetrics
-from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 
 # Limit on the tokens of one request to /tokenize or /detokenize. A longer context raises it.
@@ -45,16 +44,18 @@ class HttpEndpoint:
 
     def __init__(
         self,
-        frontend: Frontend,
-        driver: Driver,
-        metrics: Metrics,
-        tenant_metrics: TenantMetrics,
+        catalogue: Catalogue,
+        limits: Limits,
         clock: Clock,
         slices: LoopSlices,
     ) -> None:
-        self._frontend = frontend
-        self._driver = driver
-        self._exposition = Exposition(metrics.registry, tenant_metrics, clock)
+        self._catalogue = catalogue
+        self._limits = limits
+        self._exposition = Exposition(
+            [one.metrics.registry for one in catalogue],
+            [one.tenant_metrics for one in catalogue],
+            clock,
+        )
         self._clock = clock
         self._slices = slices
         self._bodies = Bodies(slices)
@@ -69,25 +70,32 @@ class HttpEndpoint:
         return handle
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: the list of the served model and its adapters."""
-        names = ["", *(one.name for one in self._frontend.card.adapters)]
-        return JSONResponse(Models(data=[self._model(one) for one in names]).model_dump())
+        """GET /v1/models: the list of the served models and their adapters."""
+        names = [
+            (one, name)
+            for one in self._catalogue
+            for name in ("", *(adapter.name for adapter in one.card.adapters))
+        ]
+        return JSONResponse(
+            Models(data=[self._model(one.frontend, name) for one, name in names]).model_dump()
+        )
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/ID. Raises NotFound for another model."""
         name = request.path_params["id"]
-        check_model(name, self._frontend.card)
-        return JSONResponse(self._model(name).model_dump())
+        frontend = self._catalogue.find(name).frontend
+        check_model(name, frontend.card)
+        return JSONResponse(self._model(frontend, name).model_dump())
 
-    def _model(self, name: str) -> Model:
-        base, adapter = self._frontend.card.info.id, self._frontend.card.adapters.get(name)
+    def _model(self, frontend: Frontend, name: str) -> Model:
+        base, adapter = frontend.card.info.id, frontend.card.adapters.get(name)
         return Model(
             id=base if adapter is None else adapter.name,
             root=base if adapter is None else adapter.root,
             parent=None if adapter is None else base,
             created=self._started,
-            max_model_len=self._frontend.max_model_len,
-            vocab_size=self._frontend.card.vocab_size,
+            max_model_len=frontend.max_model_len,
+            vocab_size=frontend.card.vocab_size,
         )
 
     async def version(self, request: Request) -> Response:
@@ -101,13 +109,13 @@ class HttpEndpoint:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize. Counts as a request in the tenant's rate limit."""
         tenant = request.state.tenant
-        self._frontend.limits.check_request(tenant, self._clock.now())
-        text = self._frontend.text
-        most = self._most_converted
-        bound = TokenBound(most, f"{most} are tokenized in one request")
+        self._limits.check_request(tenant, self._clock.now())
         async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
-            check_model(asked.model or "", self._frontend.card)
-            self._frontend.limits.take_request(tenant, self._clock.now())
+            frontend = self._catalogue.find(asked.model or "").frontend
+            check_model(asked.model or "", frontend.card)
+            self._limits.take_request(tenant, self._clock.now())
+            text, most = frontend.text, _most_converted(frontend)
+            bound = TokenBound(most, f"{most} are tokenized in one request")
             if asked.prompt is None:
                 messages = chat_messages(asked.messages or [])
                 check_messages(messages)
@@ -117,53 +125,58 @@ class HttpEndpoint:
                 special = asked.add_special_tokens is not False
                 tokens = await text.encode(asked.prompt, special, tenant, bound)
         spell = text.spell if asked.return_token_strs else None
-        steps = tokenized_steps(tokens, self._frontend.max_model_len, spell)
+        steps = tokenized_steps(tokens, frontend.max_model_len, spell)
         return Response(await self._slices.run(tenant, steps), media_type="application/json")
-
-    @property
-    def _most_converted(self) -> int:
-        """Limit on the tokens that one request may encode or decode."""
-        return max(self._frontend.max_model_len, MAX_CONVERTED)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens. Counts as a request in the tenant's rate limit."""
         tenant = request.state.tenant
-        self._frontend.limits.check_request(tenant, self._clock.now())
-        text, most = self._frontend.text, self._most_converted
-        bound = TokenBound(most, f"{most} are counted in one request")
+        self._limits.check_request(tenant, self._clock.now())
         async with self._bodies.parsed(request, parse_count_tokens) as counted:
             (asked,) = counted.requests
-            check_model(asked.model, self._frontend.card)
+            frontend = self._catalogue.find(asked.model).frontend
+            check_model(asked.model, frontend.card)
             check_messages(asked.messages)
+            text, most = frontend.text, _most_converted(frontend)
+            bound = TokenBound(most, f"{most} are counted in one request")
             options = AnswerFormat(counted, text).applied(counted).chat_options
-            self._frontend.limits.take_request(tenant, self._clock.now())
+            self._limits.take_request(tenant, self._clock.now())
             tokens = await text.encode_chat(asked.messages, tenant, bound, options)
         return JSONResponse(CountedTokens(input_tokens=len(tokens)).model_dump())
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize. Counts as a request in the tenant's rate limit."""
         tenant = request.state.tenant
-        self._frontend.limits.check_request(tenant, self._clock.now())
+        self._limits.check_request(tenant, self._clock.now())
         async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (
             model,
             tokens,
         ):
-            check_model(model, self._frontend.card)
-        if len(tokens) > self._most_converted:
+            frontend = self._catalogue.find(model).frontend
+            check_model(model, frontend.card)
+        if len(tokens) > (most := _most_converted(frontend)):
             raise InvalidArgument(
-                f"tokens has {len(tokens)} entries; at most {self._most_converted} are allowed "
-                "in one request",
+                f"tokens has {len(tokens)} entries; at most {most} are allowed in one request",
                 field="tokens",
             )
-        check_token_ids("tokens", tokens, self._frontend.card)
-        self._frontend.limits.take_request(tenant, self._clock.now())
-        prompt = await self._frontend.text.decode(tokens, tenant)
+        check_token_ids("tokens", tokens, frontend.card)
+        self._limits.take_request(tenant, self._clock.now())
+        prompt = await frontend.text.decode(tokens, tenant)
         return JSONResponse(Text(prompt=prompt).model_dump())
 
     async def health(self, request: Request) -> Response:
         """GET /health: the router's state, with status 200 if ready and 503 otherwise."""
-        state = self._driver.state
+        state = self._catalogue.state
         return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
+
+    async def status(self, request: Request) -> Response:
+        """GET /status.json: the status page's snapshot of the model in the query parameter `model`,
+        by default of the first. Raises NotFound for another model.
+        """
+        name = request.query_params.get("model", "")
+        shown = self._catalogue.find(name) if name else next(iter(self._catalogue))
+        check_model(name, shown.card)
+        return await shown.page.status(request)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: the metrics that the caller's tenant may see, in Prometheus text format."""
@@ -172,12 +185,13 @@ class HttpEndpoint:
     async def _generate(self, request: Request, dialect: Dialect) -> Response:
         arrival = self._clock.now()
         tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
-        self._frontend.check_caller(tenant)
+        self._catalogue.check_caller(tenant)
         async with self._bodies.parsed(request, dialect.parse) as completion:
             request.state.choices = len(completion.requests)
-            form = AnswerFormat(completion, self._frontend.text)
+            frontend = self._catalogue.find(completion.requests[0].model).frontend
+            form = AnswerFormat(completion, frontend.text)
             choices = await Choices.open(
-                self._frontend, form.applied(completion), tenant, arrival, traceparent
+                frontend, form.applied(completion), tenant, arrival, traceparent
             )
         completion = choices.completion
         # The id has been checked.
@@ -186,7 +200,7 @@ class HttpEndpoint:
             head = Head(
                 id=dialect.id_prefix + request.state.request_id,
                 created=int(time.time()),
-                model=completion.requests[0].model or self._frontend.card.info.id,
+                model=completion.requests[0].model or frontend.card.info.id,
             )
             echoes = await choices.echoes() if completion.echo else ()
             answers = form.answers(head.id, choices.streams)
@@ -201,3 +215,8 @@ class HttpEndpoint:
             choices.cancel()
             raise
         return EventStream(choices, events(choices, shape, request.state.request_id))
+
+
+def _most_converted(frontend: Frontend) -> int:
+    """Limit on the tokens that one request may encode or decode."""
+    return max(frontend.max_model_len, MAX_CONVERTED)

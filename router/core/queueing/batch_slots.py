@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from kvrelay.config.schema import RouterConfig
+from kvrelay.config.model_sections import RouterConfig
 from kvrelay.types.workers import WorkerInfo
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment, Wait, assign

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvrelay.cli.controller import _refused_by_all
 from kvrelay.errors import ConfigError, Unavailable
 from kvrelay.launch.failed_start import RefusedStart
+from kvrelay.launch.model_controller import refused_by_all
 from kvrelay.types.workers import WorkerInfo
 
 SERVING = WorkerInfo(
@@ -44,12 +44,12 @@ async def test_nobody_serves(state: Any) -> None:
     )
     cluster.refusals.put_nowait(RefusedStart("decode", ConfigError("no certificate")))
     with pytest.raises(ConfigError, match="no certificate"):
-        await asyncio.wait_for(_refused_by_all(cluster, cluster), 10)
+        await asyncio.wait_for(refused_by_all(cluster, cluster), 10)
 
 
 async def test_others_serve_so_it_is_the_hosts_trouble() -> None:
     cluster: Any = Refusing(SERVING)
-    waiting = asyncio.create_task(_refused_by_all(cluster, cluster))
+    waiting = asyncio.create_task(refused_by_all(cluster, cluster))
     for _ in range(3):
         cluster.refusals.put_nowait(RefusedStart("decode", ConfigError("no certificate")))
     while not cluster.refusals.empty():
@@ -70,8 +70,8 @@ async def test_workers_of_the_other_pool_do_not_show_that_the_host_is_the_cause(
     cluster: Any = Refusing(replace(SERVING, worker_id="prefill-0", pool="prefill"))
     cluster.refusals.put_nowait(RefusedStart("decode", ConfigError("the draft model is damaged")))
     with pytest.raises(ConfigError, match="draft model"):
-        await asyncio.wait_for(_refused_by_all(cluster, cluster), 10)
-    waiting = asyncio.create_task(_refused_by_all(cluster, cluster))
+        await asyncio.wait_for(refused_by_all(cluster, cluster), 10)
+    waiting = asyncio.create_task(refused_by_all(cluster, cluster))
     cluster.refusals.put_nowait(RefusedStart("standby", ConfigError("the folder is missing")))
     while not cluster.refusals.empty():
         await asyncio.sleep(0)

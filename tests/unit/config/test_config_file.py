@@ -293,7 +293,11 @@ BAD_CONFIGS = {
         1,
         "security.tokens_file: must be a string, not 7",
     ),
-    "empty section": ("model:\nkv:\n", 1, "model: must be a mapping with the keys path, dtype"),
+    "empty section": (
+        "model:\nkv:\n",
+        1,
+        "model: must be a mapping with the keys path, name, dtype",
+    ),
     "policy file that is not there": (
         "a: 1\n".replace("a: 1", "autoscaling: no.yaml"),
         1,

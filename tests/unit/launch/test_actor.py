@@ -62,11 +62,11 @@ def test_gpus_that_are_not_there(prefill: float, decode: float, found: float, en
         {name: {"resources": {"num_gpus": amount}} for name, amount in pools.items()}
     )
     if enough:
-        require_gpus(config, found)
+        require_gpus([(config, 0)], found)
     else:
         with pytest.raises(
             ConfigError,
             match=rf"need {prefill + decode:g} GPUs .*, and Ray finds "
             rf"{found:g} on",
         ):
-            require_gpus(config, found)
+            require_gpus([(config, 0)], found)

@@ -175,8 +175,8 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
 def test_ray_gets_a_whole_number_of_cpus() -> None:
     half = {"resources": {"num_cpus": 0.5}}
     config = ClusterConfig.model_validate({"prefill": half})
-    assert local_cpus(config, {"prefill": 301, "decode": 1}).is_integer()
-    assert local_cpus(config, {"prefill": 301, "decode": 1}) >= 151.5
+    assert local_cpus([(config, {"prefill": 301, "decode": 1}, 0)]).is_integer()
+    assert local_cpus([(config, {"prefill": 301, "decode": 1}, 0)]) >= 151.5
 
 
 class Reserved:

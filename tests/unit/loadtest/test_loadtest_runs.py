@@ -19,7 +19,7 @@ from support.openai_server import WHY, HttpServer, http_serving, sse
 from support.scripted_router import ScriptedRouter, Step, last, serving, tokens
 
 from kvrelay.cli.main import run
-from kvrelay.config.schema import RouterConfig
+from kvrelay.config.model_sections import RouterConfig
 from kvrelay.errors import ResourceExhausted, Unavailable
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.report.row import Row

@@ -199,7 +199,7 @@ async def test_what_cannot_be_loaded_is_refused_before_any_worker_sees_it(
     folder, other = adapter_in(tmp_path / "a"), adapter_in(tmp_path / "b", 2.0)
     cases: list[tuple[str, Path | str, type[KvRelayError], str]] = [
         ("demo", folder, FailedPrecondition, "is the name of the base model"),
-        ("a b", folder, InvalidArgument, "is not the name of an adapter"),
+        ("a b", folder, InvalidArgument, "is not the name of a model"),
         ("sql", "a", InvalidArgument, "is not the absolute path"),
         ("sql", "/nul\x00", InvalidArgument, "is not the absolute path"),
         ("sql", tmp_path / "nowhere", InvalidArgument, "there is no such folder"),

@@ -12,7 +12,8 @@ from support.dispatched import LONG, SHORT, TARGET, attempt, placements, request
 from support.fake_worker import worker_info
 from support.router_harness import inference_stub, running_router
 
-from kvrelay.config.schema import ClusterConfig, RouterConfig
+from kvrelay.config.model_sections import RouterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.messages import Prefill, Reserve, Reserved, SequenceTokens, TokenBatch
 from kvrelay.protocol_version import Protocol

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.config.schema import PolicyName, RouterConfig
+from kvrelay.config.model_sections import PolicyName, RouterConfig
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.workers import ModelVersion
 from router.core.path_policy import Assignment, Wait, assign

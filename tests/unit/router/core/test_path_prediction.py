@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.dispatched import request
 from support.router_cluster import STEP_S, VirtualCluster
 
-from kvrelay.config.schema import RouterConfig, SloConfig
+from kvrelay.config.model_sections import RouterConfig, SloConfig
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.types.requests import Slo
 from kvrelay.types.workers import ModelVersion

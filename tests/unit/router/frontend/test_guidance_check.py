@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from support.router_harness import DEMO
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.errors import InvalidArgument, Unavailable
 from kvrelay.tenants import ANONYMOUS, Tenant

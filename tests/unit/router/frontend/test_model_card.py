@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.errors import ModelRefused
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.types.requests import SamplingParams

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.router_harness import DEMO
 
-from kvrelay.config.schema import ModelConfig
+from kvrelay.config.model_sections import ModelConfig
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.sampling_limits import check_params, check_sizes
 from kvrelay.tenants import ANONYMOUS, Tenant

@@ -1,0 +1,37 @@
+"""The names of the registry's keys in Redis."""
+
+from __future__ import annotations
+
+from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK
+
+
+class RegistryKeys:
+    """The keys of one namespace, and the channel of its changes. Keys that end with a colon are
+    prefixes of one key per worker, router or controller.
+    """
+
+    def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self._model = namespace.partition(MODEL_MARK)[2]
+        self.epoch = f"{namespace}:epoch"
+        self.term = f"{namespace}:term"
+        self.worker = f"{namespace}:worker:"
+        self.router = f"{namespace}:router:"
+        self.controller = f"{namespace}:controller:"
+        self.pending = f"{namespace}:pending:"
+        self.standby = f"{namespace}:standby:"
+        self.ended = f"{namespace}:ended:"
+        self.changes = f"{namespace}:changes"
+        self.leader = f"{namespace}:leader"
+        self.desired = f"{namespace}:desired"
+        self.names = f"{namespace}:names"
+        self.drains = f"{namespace}:drains"
+        self.restarts = f"{namespace}:restarts"
+        self.adapters = f"{namespace}:adapters"
+        self.decisions = f"{namespace}:decisions"
+
+    def worker_name(self, stem: str, number: int) -> str:
+        """Returns the name of a worker; `stem` is its role, with or without a tag. The name begins
+        with the model's in a cluster of several models, so that no two workers of the cluster have
+        the same name.
+        """
+        return f"{self._model}.{stem}-{number}" if self._model else f"{stem}-{number}"

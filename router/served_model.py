@@ -1,0 +1,148 @@
+"""One base model in this router: its workers, its requests and what observes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvrelay.clock import Clock
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.security.credentials import Credentials
+from router.frontend.access import Access
+from router.frontend.adapter_operations import AdapterOperations
+from router.frontend.frontend import Frontend
+from router.frontend.model_card import ModelCard
+from router.frontend.rate_limits import Limits
+from router.frontend.tokenization import Text
+from router.observability.dashboard import StatusPage
+from router.observability.defence_metrics import DefenceCollector
+from router.observability.heartbeat import Heartbeat
+from router.observability.index_metrics import IndexCollector
+from router.observability.metrics import ClusterCollector, Metrics
+from router.observability.observers import Observers
+from router.observability.request_log import RequestLog
+from router.observability.status import ClusterView
+from router.observability.tenant_metrics import TenantMetrics
+from router.observability.tracing import Tracing
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
+from router.runtime.pool_changes import follow_changes
+from router.runtime.worker_directory import RouterRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class RouterContext:
+    """What the models of one router share."""
+
+    router_id: str
+    clock: Clock
+    access: Access
+    limits: Limits
+    slices: LoopSlices
+    # For connections to workers.
+    credentials: Credentials | None
+    # Whose end is announced.
+    certificates: tuple[Credentials, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The files of a model, and the registry of its workers."""
+
+    # Of this model alone.
+    config: ClusterConfig
+    registry: RouterRegistry
+    card: ModelCard
+    text: Text
+
+
+class ServedModel:
+    """Serves the requests for one base model and its adapters."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        context: RouterContext,
+        changed: asyncio.Event,
+        *,
+        is_first: bool = True,
+        is_taken: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """
+        - changed: set when the state of the driver may have changed.
+        - is_first: the metrics of the whole process are among this model's.
+        - is_taken: whether a name is that of another model.
+        """
+        config, card, clock = loaded.config, loaded.card, context.clock
+        self.name = card.info.id
+        self.card = card
+        self.text = loaded.text
+        self.registry = loaded.registry
+        self.metrics = Metrics(self.name, of_process=is_first)
+        self.tenant_metrics = TenantMetrics(
+            self.name, context.access, context.limits, of_process=is_first
+        )
+        self._tracing = Tracing.from_environment(self.name, clock)
+        observers = Observers(
+            self.metrics, RequestLog(), self._tracing, context.limits, self.tenant_metrics
+        )
+        self.driver = Driver(
+            config,
+            loaded.registry,
+            context.router_id,
+            clock,
+            observers,
+            context.credentials,
+            card.misfit,
+            changed=changed,
+        )
+        for collector in (
+            ClusterCollector(self.name, self.driver, self.metrics),
+            DefenceCollector(self.name, self.driver.dispatcher),
+            IndexCollector(self.name, self.driver.dispatcher),
+        ):
+            self.metrics.registry.register(collector)
+        self.frontend = Frontend(
+            card, loaded.text, self.driver, context.limits, config.router, clock, context.slices
+        )
+        self._heartbeat = Heartbeat(
+            context.router_id,
+            self.driver,
+            self.metrics,
+            loaded.registry,
+            clock,
+            context.certificates,
+        )
+        self.view = ClusterView(self.driver, loaded.registry, self._heartbeat, self.name, config)
+        self.adapters = AdapterOperations(
+            self.name,
+            card.adapters,
+            config.adapters,
+            loaded.registry,
+            lambda: self.driver.known,
+            is_taken,
+        )
+        self.page = StatusPage(self.frontend, self.driver, self.metrics, self.view, clock)
+
+    def serves(self, name: str) -> bool:
+        """Whether `name` is the name of this model or of one of its adapters."""
+        return name == self.name or self.card.adapters.get(name) is not None
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for one in (
+                self.driver.run(),
+                self._heartbeat.run(),
+                self.page.run(),
+                self.adapters.run(),
+                follow_changes(self.registry, self.driver),
+            ):
+                tasks.create_task(one)
+
+    async def close(self) -> None:
+        """Removes the router's entry from the registry, and ends the helper processes."""
+        await self.frontend.guidance.close()
+        await self._heartbeat.end()
+        await self._tracing.close()
