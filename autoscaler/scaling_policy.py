@@ -43,6 +43,8 @@ class PoolSnapshot:
     busy_share: float | None = None
     # The answer of the metric slo. None: unknown.
     foreseen: Foreseen | None = None
+    # Requests wait while the pool is empty.
+    is_needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def decide(
     - Growth: the recommendation must have been above the size for `upscale_delay_s`. The lowest
       recommendation of that time counts.
     - Shrinking: the same with `downscale_delay_s` and the highest recommendation.
+    - A needed pool that is empty grows at once.
     - A change of the size, by the policy or an operator, restarts both windows. So a pool grows by
       at most `max_step_up` per `upscale_delay_s`.
     - Bounds are enforced at once.
@@ -94,9 +97,9 @@ def decide(
             policy.max_replicas, f"{size} is above max_replicas {policy.max_replicas}"
         ), state
     if recommendation > size:
+        delay_s = policy.upscale_delay_s if size or not snapshot.is_needed else 0.0
         held = min(
-            recommendation
-            for _, recommendation in _since(state.recommendations, now - policy.upscale_delay_s)
+            recommendation for _, recommendation in _since(state.recommendations, now - delay_s)
         )
         limit, delay = size + policy.max_step_up, f"upscale_delay_s {policy.upscale_delay_s:g}"
         desired, step = min(max(held, size), limit), f"+{policy.max_step_up} by max_step_up"

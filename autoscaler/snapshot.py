@@ -48,7 +48,9 @@ def snapshot(
     if (itl := _worst([router.itl_p95_ms for router in routers], routers)) is not None:
         metrics["itl_p95_ms"] = itl
     busy_share = sum(load.busy_share for load in ready) / len(ready) if ready else None
-    return PoolSnapshot(size, len(ready), metrics, busy_share, foreseen)
+    # A decode worker can serve every request, and no other worker can.
+    is_needed = pool == "decode"
+    return PoolSnapshot(size, len(ready), metrics, busy_share, foreseen, is_needed)
 
 
 def _queue(

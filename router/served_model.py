@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvrelay.clock import Clock
+from kvrelay.config.config_file import load_policy
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.security.credentials import Credentials
 from router.frontend.access import Access
@@ -96,6 +98,7 @@ class ServedModel:
             context.credentials,
             card.misfit,
             changed=changed,
+            sleeps=config.autoscaling is not None and load_policy(Path(config.autoscaling)).sleeps,
         )
         for collector in (
             ClusterCollector(self.name, self.driver, self.metrics),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.help_page import App
@@ -26,6 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name of the ada
 @app.command("list")
 def list_adapters(
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     as_json: AsJson = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -38,7 +39,7 @@ def list_adapters(
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         found = client.adapters()
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
@@ -61,6 +62,7 @@ def load(
         ),
     ],
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -74,7 +76,7 @@ def load(
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         found = client.load_adapter(name, os.path.abspath(path))
     print(f"loaded {found.name} {found.adapter_id[:8]} workers={found.workers}")
 
@@ -83,6 +85,7 @@ def load(
 def unload(
     name: Name,
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -94,6 +97,6 @@ def unload(
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         client.unload_adapter(name)
     print(f"unloaded {name}")

@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
@@ -81,37 +82,56 @@ def check(
         admin_port=admin_port,
     )
     machine = Machine.here()
-    pools = plan_memory(loaded, machine)
-    policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
-    largest = largest_pools(pools, policy)
+    models = []
+    for one in loaded.served:
+        pools = plan_memory(one, machine)
+        policy = None if one.autoscaling is None else load_policy(Path(one.autoscaling))
+        models.append(CheckedModel(one, pools, largest_pools(pools, policy)))
     problems = machine_problems(loaded)
     try:
         asyncio.run(check_redis(loaded))
     except KvRelayError as error:
         problems.append(error.message)
     if as_json:
-        print(json.dumps(_document(loaded, pools, largest, machine, problems), indent=2))
+        print(json.dumps(_document(loaded, models, machine, problems), indent=2))
     else:
         print(_values(loaded, all_values=all_values))
-        _print(loaded, pools, largest, machine, problems)
+        _print(loaded, models, machine, problems)
     raise typer.Exit(1 if problems else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """What one model of a configuration takes on this machine."""
+
+    config: ClusterConfig
+    pools: tuple[PoolMemory, ...]
+    largest: LargestPools
+
+    def document(self) -> dict[str, object]:
+        """Returns the figures as plain data."""
+        return {
+            "memory": [
+                asdict(one) | {"kv_tokens": one.kv_tokens, "sequences": one.sequences}
+                for one in self.pools
+            ],
+            "largest": asdict(self.largest),
+        }
+
+
 def _document(
-    config: ClusterConfig,
-    pools: tuple[PoolMemory, ...],
-    largest: LargestPools,
-    machine: Machine,
-    problems: list[str],
+    config: ClusterConfig, models: list[CheckedModel], machine: Machine, problems: list[str]
 ) -> dict[str, object]:
+    figures = (
+        {"models": {str(one.config.model.name): one.document() for one in models}}
+        if config.models
+        else models[0].document()
+    )
     return {
         "configuration": config.without_secrets(),
         "machine": asdict(machine),
-        "memory": [
-            asdict(one) | {"kv_tokens": one.kv_tokens, "sequences": one.sequences} for one in pools
-        ],
-        "largest": asdict(largest),
-        "warning": " ".join(_warnings(config, largest, machine)) or None,
+        **figures,
+        "warning": " ".join(_warnings(models, machine)) or None,
         "problem": "; ".join(problems) or None,
         "problems": problems,
     }
@@ -130,41 +150,25 @@ def _values(config: ClusterConfig, *, all_values: bool) -> str:
 
 
 def _print(
-    config: ClusterConfig,
-    pools: tuple[PoolMemory, ...],
-    largest: LargestPools,
-    machine: Machine,
-    problems: list[str],
+    config: ClusterConfig, models: list[CheckedModel], machine: Machine, problems: list[str]
 ) -> None:
     from kvrelay.config.listen import ENDPOINTS
 
     console = render.console()
     console.print(f"This machine: {machine}")
-    if machine.gpus and not any(config.pool(one.pool).resources.num_gpus for one in pools):
+    sections = [(one, one.config.pool(pool.pool)) for one in models for pool in one.pools]
+    if machine.gpus and not any(section.resources.num_gpus for _, section in sections):
         console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
-    console.print(_memory_table(pools))
-    for one in pools:
-        if one.auto:
-            console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
-    total = sum(one.workers * one.worker_bytes for one in pools)
+    for one in models:
+        if config.models:
+            console.print(f"\n{one.config.model.name}: {one.config.model.path}", highlight=False)
+        _print_model(console, one)
+    total = sum(one.workers * one.worker_bytes for model in models for one in model.pools)
     console.print(
         f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
-    for one in pools:
-        if one.draft_kv_bytes:
-            console.print(
-                f"Draft model of each {one.pool} worker: {size(one.draft_weight_bytes)} of "
-                f"weights and {size(one.draft_kv_bytes)} for KV."
-            )
-    for line in _tier_lines(pools):
-        console.print(line)
-    if config.autoscaling is not None:
-        console.print(
-            f"Largest pools that {Path(config.autoscaling).name} allows: {largest}; at most "
-            f"{size(largest.num_bytes)} with their processes."
-        )
-    for warning in _warnings(config, largest, machine):
+    for warning in _warnings(models, machine):
         console.print(f"Warning: {warning}")
     ports = ", ".join(f"{name} {getattr(config.listen, name)}" for name in ENDPOINTS)
     console.print(f"Listens on {ports}.")
@@ -174,40 +178,64 @@ def _print(
         console.print("Ready to serve.")
 
 
-def _warnings(config: ClusterConfig, largest: LargestPools, machine: Machine) -> Iterator[str]:
-    """Yields what a cluster can start with, but is probably not meant."""
-    if text := _too_large(config, largest, machine):
-        yield text
-    for pool in POOLS:
-        threads = config.pool(pool).threads
-        if threads > machine.cores and not config.pool(pool).resources.num_gpus:
-            yield (
-                f"{pool}.threads is {threads}, and this machine has {machine.cores} cores; more "
-                "threads than cores slow a worker down."
+def _print_model(console: Console, model: CheckedModel) -> None:
+    console.print(_memory_table(model.pools))
+    for one in model.pools:
+        if one.auto:
+            console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
+        if one.draft_kv_bytes:
+            console.print(
+                f"Draft model of each {one.pool} worker: {size(one.draft_weight_bytes)} of "
+                f"weights and {size(one.draft_kv_bytes)} for KV."
             )
-    if not has_tokenizer(config.model.path):
-        yield (
-            f"{config.model.path} has no tokenizer.json: the model takes token_ids and no text, "
-            "so text prompts, chats and stop strings are refused."
+    for line in _tier_lines(model.pools):
+        console.print(line)
+    if model.config.autoscaling is not None:
+        console.print(
+            f"Largest pools that {Path(model.config.autoscaling).name} allows: {model.largest}; at "
+            f"most {size(model.largest.num_bytes)} with their processes."
         )
 
 
-def _too_large(config: ClusterConfig, largest: LargestPools, machine: Machine) -> str:
+def _warnings(models: list[CheckedModel], machine: Machine) -> Iterator[str]:
+    """Yields what a cluster can start with, but is probably not meant."""
+    if text := _too_large(models, machine):
+        yield text
+    for config in (one.config for one in models):
+        for pool in POOLS:
+            threads = config.pool(pool).threads
+            if threads > machine.cores and not config.pool(pool).resources.num_gpus:
+                yield (
+                    f"{pool}.threads is {threads}, and this machine has {machine.cores} cores; "
+                    "more threads than cores slow a worker down."
+                )
+        if not has_tokenizer(config.model.path):
+            yield (
+                f"{config.model.path} has no tokenizer.json: the model takes token_ids and no "
+                "text, so text prompts, chats and stop strings are refused."
+            )
+
+
+def _too_large(models: list[CheckedModel], machine: Machine) -> str:
     """Says whether the largest pools exceed the memory of this machine. A GPU holds weights and KV
     of its worker, so the memory of the host says nothing about pools with GPUs.
     """
-    on_gpu = any(config.pool(pool).resources.num_gpus for pool in largest.sizes)
-    if on_gpu or largest.num_bytes <= machine.memory_bytes:
+    on_gpu = any(
+        one.config.pool(pool).resources.num_gpus for one in models for pool in one.largest.sizes
+    )
+    total = sum(one.largest.num_bytes for one in models)
+    if on_gpu or total <= machine.memory_bytes:
         return ""
+    policies = {Path(one.config.autoscaling).name for one in models if one.config.autoscaling}
     remedy = (
-        "lower prefill.replicas, decode.replicas or kv.memory"
-        if config.autoscaling is None
-        else f"lower max_replicas or standby in {Path(config.autoscaling).name}, or kv.memory"
+        f"lower max_replicas or standby in {' and '.join(sorted(policies))}, or kv.memory"
+        if policies
+        else "lower prefill.replicas, decode.replicas or kv.memory"
     )
     return (
-        f"the largest pools ({largest}) take up to {size(largest.num_bytes)}, and this "
-        f"machine has {size(machine.memory_bytes)}; {remedy}, or run the workers on more "
-        "machines."
+        f"the largest pools ({'; '.join(str(one.largest) for one in models)}) take up to "
+        f"{size(total)}, and this machine has {size(machine.memory_bytes)}; {remedy}, or run the "
+        "workers on more machines."
     )
 
 

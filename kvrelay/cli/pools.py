@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.pending_workers import are_known, room_lines, unknown_lines
@@ -29,6 +29,7 @@ def scale(
         typer.Argument(metavar="POOL=N...", help="Target sizes: prefill=N, decode=N, or both."),
     ],
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -45,7 +46,7 @@ def scale(
     from kvrelay.client.connection import Connection
 
     wanted = parse_sizes(sizes)
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         before = {pool.name: pool.desired for pool in client.status().pools}
         prefill, decode = client.set_pool_size(**wanted)
         print(f"prefill={prefill} decode={decode}", flush=True)
@@ -108,6 +109,7 @@ def restart(
         ),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -124,7 +126,7 @@ def restart(
     from kvrelay.cli.views.restart_progress import RestartProgress
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         restarting = client.restart(*(names or ()))
         if not restarting:
             note("there is no such worker to restart")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError, Unavailable
@@ -31,29 +31,39 @@ DEFAULT_ADMIN = "127.0.0.1:50052"
 
 def status(
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     as_json: AsJson = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show pools, workers and the last scaling decisions.
+    """Show pools, workers and the last scaling decisions of all models, or of one.
+
+    The JSON is an object, or a list of objects for several models.
 
     Example: kvrelay status --admin 127.0.0.1:50052 --json
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
-        now = client.status()
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    with admin_client(admin, connection, model) as client:
+        found = [client.status()]
+    for name in () if model else found[0].models[1:]:
+        with admin_client(admin, connection, name) as client:
+            found.append(client.status())
     if as_json:
-        print(json.dumps(asdict(now), indent=2))
-    else:
-        console = render.console(render.STATUS_WIDTH)
-        console.print(render.status_view(now, console.width))
+        documents = [asdict(one) for one in found]
+        print(json.dumps(documents[0] if len(found) == 1 else documents, indent=2))
+        return
+    console = render.console(render.STATUS_WIDTH)
+    for place, now in enumerate(found):
+        console.print(*([""] if place else []), render.status_view(now, console.width), sep="\n")
 
 
 def top(
     admin: Admin = DEFAULT_ADMIN,
+    model: ServedModel = "",
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Interval between updates.")
     ] = 1.0,
@@ -64,7 +74,8 @@ def top(
 ) -> None:
     """Show pools, workers, KV held, latencies and scaling decisions live, until q or Ctrl-C.
 
-    While the router is unreachable, the last known state is shown and marked as such.
+    Shows one model: the first, or that of --model. While the router is unreachable, the last known
+    state is shown and marked as such.
 
     Example: kvrelay top --interval 0.5
     """
@@ -82,22 +93,24 @@ def top(
         )
     try:
         with quit_key() as key, Live(console=console, screen=True, auto_refresh=False) as live:
-            for now, trouble in looks(admin, interval, connection):
+            for now, trouble in looks(admin, interval, connection, model):
                 view = top_view(now, trouble, console.width)
                 live.update(full_screen(view, f"{key}: quit"), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def admin_client(admin: str, connection: Connection) -> AdminClient:
-    """Returns a client of the admin listener. Raises InvalidArgument for bad credentials."""
+def admin_client(admin: str, connection: Connection, model: str = "") -> AdminClient:
+    """Returns a client of the admin listener, for one model. Raises InvalidArgument for bad
+    credentials.
+    """
     from kvrelay.client.admin import AdminClient
 
-    return AdminClient(admin, token=connection.token(), tls=connection.tls())
+    return AdminClient(admin, token=connection.token(), tls=connection.tls(), model=model)
 
 
 def looks(
-    admin: str, interval: float, connection: Connection
+    admin: str, interval: float, connection: Connection, model: str = ""
 ) -> Iterator[tuple[ClusterStatus, str]]:
     """Yields the last known status without end, each with the reason why it is not current, or "".
     Raises Unavailable if the first call fails.
@@ -105,7 +118,7 @@ def looks(
     known: ClusterStatus | None = None
     while True:
         try:
-            with admin_client(admin, connection) as client:
+            with admin_client(admin, connection, model) as client:
                 for known in client.watch(interval):
                     yield known, ""
             trouble = f"{admin}: the router is shutting down"

@@ -124,10 +124,6 @@ class AutoscalingPolicy(Section):
             rules = self.pool(pool)
             if rules is None or rules.min_replicas:
                 continue
-            if pool == "decode":
-                raise BadValue(
-                    "0 would leave nobody to generate tokens; set 1 or more", (pool, "min_replicas")
-                )
             if not any(metric.name in _QUEUES for metric in rules.metrics):
                 raise BadValue(
                     "0 needs a metric that is known while the pool is empty; add "
@@ -135,6 +131,11 @@ class AutoscalingPolicy(Section):
                     (pool, "min_replicas"),
                 )
         return self
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the decode pool may be empty. Requests then wait until it has a worker."""
+        return self.decode is not None and not self.decode.min_replicas
 
     def pool(self, name: PoolName) -> PoolPolicy | None:
         """Returns the policy of a pool; None if the pool has no policy."""

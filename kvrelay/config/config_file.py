@@ -53,14 +53,18 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     """Returns the defaults, overridden by the file, overridden by `overrides` (dotted keys). File
     paths in the result are absolute.
 
+    In a file of several models, the override of `model.path` is the name of the only one to load.
+
     Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
     """
     overrides = overrides or {}
     file = YamlFile.empty() if path is None else YamlFile.read(path)
+    only = None
+    if isinstance(models := file.data.get("models"), dict) and models:
+        only, overrides = _for_one_model(list(models), overrides)
     for dotted, value in overrides.items():
         _set(file.data, dotted.split("."), value)
-    if isinstance(models := file.data.get("models"), dict) and models:
-        _check_overrides(overrides)
+    if isinstance(models, dict) and models:
         defaults = {key: file.data[key] for key in ModelSections.model_fields if key in file.data}
         file.data["models"] = {key: _over(defaults, one) for key, one in models.items()}
     config = validated(
@@ -73,20 +77,54 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     def resolved(sections: Sections, at: KeyPath) -> Sections:
         found = _with_folder(sections, folder)
         policy = _policy(found, folder if from_file else Path(), file, from_file, at)
-        return found.model_copy(update={"autoscaling": policy})
+        found = found.model_copy(update={"autoscaling": policy})
+        size: KeyPath = (*at, "decode", "replicas")
+        is_option = key_text(size) in overrides
+        _check_somebody_decodes(
+            found, f"{'--decode' if is_option else file.where(size)}: {key_text(size)}"
+        )
+        return found
 
     named = {key: resolved(one, ("models", key)) for key, one in config.models.items()}
-    return resolved(config.model_copy(update={"security": security, "models": named}), ())
+    config = resolved(config.model_copy(update={"security": security, "models": named}), ())
+    return config if only is None else config.only(only)
 
 
-def _check_overrides(overrides: Mapping[str, object]) -> None:
-    """Raises ConfigError for an option about one model, when the file has several."""
-    for dotted in overrides:
-        if dotted.partition(".")[0] in ModelSections.model_fields:
+def load_one_model(
+    path: Path | None, overrides: Mapping[str, object] | None = None
+) -> ClusterConfig:
+    """Returns `load_config` for a command about one model. Raises ConfigError also for several."""
+    config = load_config(path, overrides)
+    if config.models:
+        raise ConfigError(
+            f"{path}: models: the file has the models {', '.join(config.models)}, and this command "
+            "is about one; name it with --model, or give a file of one model"
+        )
+    return config
+
+
+def _for_one_model(
+    models: list[str], overrides: Mapping[str, object]
+) -> tuple[str | None, dict[str, object]]:
+    """Returns the only model to load, None for all, and the overrides of a file with `models`.
+    Raises ConfigError for another model, and for an override without a model.
+    """
+    names = ", ".join(models)
+    only = overrides.get("model.path")
+    if only is not None and only not in models:
+        raise ConfigError(f"--model: {only!s:.100} is not in the file, whose models are {names}")
+    moved: dict[str, object] = {}
+    for dotted, value in overrides.items():
+        if dotted.partition(".")[0] not in ModelSections.model_fields:
+            moved[dotted] = value
+        elif only is None:
             raise ConfigError(
-                f"{_OPTIONS.get(dotted, dotted)}: the configuration has several models; leave the "
-                f"option out, and set {dotted} under the name of each model in `models`"
+                f"{_OPTIONS.get(dotted, dotted)}: the file has the models {names}; name one with "
+                "--model, or leave the option out"
             )
+        elif dotted != "model.path":
+            moved[f"models.{only}.{dotted}"] = value
+    return None if only is None else str(only), moved
 
 
 def _over(defaults: Any, own: Any) -> Any:
@@ -128,6 +166,19 @@ def _policy(
             f"their processes and weights; set {key} to one value in both pools, or set {without}"
         )
     return str(policy)
+
+
+def _check_somebody_decodes(sections: ModelSections, where: str) -> None:
+    """Raises ConfigError for an empty decode pool that no policy would fill. `where`: the option or
+    the line and key of the pool's size.
+    """
+    if sections.decode.replicas:
+        return
+    if sections.autoscaling is None or not load_policy(Path(sections.autoscaling)).sleeps:
+        raise ConfigError(
+            f"{where}: 0 would leave nobody to generate tokens; set 1 or more, or an autoscaling "
+            "policy with decode.min_replicas: 0"
+        )
 
 
 def _with_folder(config: Sections, folder: Path) -> Sections:

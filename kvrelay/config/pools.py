@@ -183,7 +183,7 @@ class SpeculationConfig(Section):
 class DecodeConfig(Section):
     """The decode pool."""
 
-    replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
+    replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
     engine: EngineName = "native"
     # Arguments of vLLM's engine.
     engine_args: EngineArguments = Field(default={})

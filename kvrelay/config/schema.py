@@ -14,6 +14,7 @@ from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK, Sentinels, w
 from kvrelay.config.section import BadValue, Section
 from kvrelay.config.security import SecurityConfig
 from kvrelay.loopback import is_loopback
+from kvrelay.types.workers import POOLS
 
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 # Part of the names of Redis keys and of workers.
@@ -74,6 +75,26 @@ class ClusterConfig(ModelSections):
     security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="after")
+    def _models_differ(self) -> ClusterConfig:
+        owners: dict[str, str] = {}
+        for key, one in self.models.items():
+            for name in (one.model.name or key, *(adapter.name for adapter in one.adapters.serve)):
+                if name in owners:
+                    raise BadValue(
+                        f"{name!r} is also a name of {owners[name]}; give each model and each "
+                        "adapter its own name",
+                        ("models", key),
+                    )
+                owners[name] = key
+            if len(self.models) > 1 and any(one.pool_kv(pool).memory == "auto" for pool in POOLS):
+                raise BadValue(
+                    "auto is not supported with several models, which share the host; set a size, "
+                    "such as 1GiB",
+                    ("models", key, "kv", "memory"),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _others_are_kept_out(self) -> ClusterConfig:
         """Rejects an address that other machines can reach unless authentication and encryption are
         configured.
@@ -98,7 +119,11 @@ class ClusterConfig(ModelSections):
         """The configuration of each served model, as if it were alone in the cluster."""
         if not self.models:
             return (self,)
-        return tuple(self._of_model(key, one) for key, one in self.models.items())
+        return tuple(self._of_model(key) for key in self.models)
+
+    def only(self, key: str) -> ClusterConfig:
+        """Returns the configuration of a cluster with one of the models."""
+        return self._of_model(key).model_copy(update={"redis": self.redis})
 
     def with_paths(self, paths: Sequence[str]) -> dict[str, Any]:
         """Returns the fields that change when `paths` become those of the served models."""
@@ -112,7 +137,8 @@ class ClusterConfig(ModelSections):
             }
         }
 
-    def _of_model(self, key: str, sections: ModelSections) -> ClusterConfig:
+    def _of_model(self, key: str) -> ClusterConfig:
+        sections = self.models[key]
         own = {name: getattr(sections, name) for name in ModelSections.model_fields}
         if sections.model.name is None:
             own["model"] = sections.model.model_copy(update={"name": key})

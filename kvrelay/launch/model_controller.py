@@ -109,7 +109,7 @@ class ModelController:
         ]
         # On several nodes, another node may succeed where one failed.
         if self._cluster.is_local:
-            runs.append(self._never_served())
+            runs.append(never_served(self._launcher, self._actuator))
         policy = self._pools.policy
         if policy is not None:
             ahead = look_ahead(policy, self._pools.config)
@@ -123,17 +123,6 @@ class ModelController:
     async def stop_all(self) -> None:
         """Stops all workers now."""
         await self._launcher.stop_all()
-
-    async def _never_served(self) -> None:
-        """Raises an error if no worker has served yet and the failure is permanent, or several
-        starts have failed.
-        """
-        starts = FailedStarts()
-        while True:
-            failed = await self._launcher.failed()
-            error = None if self._actuator.has_served else starts.verdict(failed)
-            if error is not None:
-                raise error
 
 
 async def refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
@@ -149,3 +138,15 @@ async def refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
             continue
         if refused.concerns_all(infos):
             raise refused.error
+
+
+async def never_served(launcher: RayLauncher, actuator: Actuator) -> None:
+    """Raises an error if no worker has served yet and the failure is permanent, or several starts
+    have failed.
+    """
+    starts = FailedStarts()
+    while True:
+        failed = await launcher.failed()
+        error = None if actuator.has_served else starts.verdict(failed)
+        if error is not None:
+            raise error

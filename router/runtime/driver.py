@@ -70,12 +70,15 @@ class Driver:
         *,
         hash_bytes: int = HASH_BYTES,
         changed: asyncio.Event | None = None,
+        sleeps: bool = False,
     ) -> None:
         """`misfit` returns why a worker must not get requests in any state; see
-        `router.core.compatibility`. `changed` is set when `state` may have changed.
+        `router.core.compatibility`. `changed` is set when `state` may have changed. `sleeps`:
+        the decode pool may be empty until a request waits.
         """
         self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
         self.draining = False
+        self.sleeps = sleeps
         self.registry_state = "ok"
         # Workers by the last poll of the registry, and workers with a live session.
         self.known: tuple[WorkerInfo, ...] = ()
@@ -165,12 +168,13 @@ class Driver:
 
     @property
     def state(self) -> WorkerState:
-        """The router's state: `ready` if a new request can be served and the configured number of
-        workers has been ready once, else `starting` or `draining`.
+        """The router's state: `ready` if a new request can be served, if need be by a worker that
+        starts for it, and the configured number of workers has been ready once; else `starting` or
+        `draining`.
         """
         if self.draining:
             return "draining"
-        return "ready" if self.started and self.ready()["decode"] else "starting"
+        return "ready" if self.started and (self.sleeps or self.ready()["decode"]) else "starting"
 
     def ready(self) -> Mapping[PoolName, int]:
         """Returns the number of ready workers of each pool."""

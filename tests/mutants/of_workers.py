@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "what has served is replaced whatever it died of",
-        "kvrelay/cli/controller.py",
+        "kvrelay/launch/model_controller.py",
         "None if actuator.has_served else starts.verdict(failed)",
         "starts.verdict(failed)",
         ("unit/launch/test_failed_start.py::test_what_has_served_is_replaced_whatever_it_died_of",),

@@ -286,11 +286,11 @@ def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Rep
 
 
 def _scenario(inputs: _Inputs, point: Point) -> Scenario:
-    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.config.config_file import load_one_model, load_policy
     from kvrelay.simulation.options import PoolPart, parse_ratio
     from kvrelay.simulation.scenario import Delays, Scenario
 
-    loaded = load_config(inputs.config, point.overrides())
+    loaded = load_one_model(inputs.config, point.overrides())
     policy_file = inputs.autoscaling or (Path(loaded.autoscaling) if loaded.autoscaling else None)
     parts = {
         "prefill": inputs.prefill or (PoolPart(loaded.prefill.replicas),),

@@ -40,14 +40,14 @@ def verify(
 
     Example: kvrelay verify --requests 64 --json
     """
-    from kvrelay.config.config_file import load_config
+    from kvrelay.config.config_file import load_one_model
     from kvrelay.process.telemetry import configure_logging
     from kvrelay.verify.run import verify as run
 
     overrides: dict[str, object] = {**OWN_CLUSTER, "model.dtype": dtype}
     if model is not None:
         overrides["model.path"] = model
-    loaded = load_config(config, overrides)
+    loaded = load_one_model(config, overrides)
     configure_logging("error")
     columns = (
         TextColumn("{task.description}"),

@@ -26,7 +26,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         envvar="KVRELAY_MODEL",
-        help="Model folder, Hugging Face hub id, or demo.",
+        help="Model folder, Hugging Face hub id, or demo. If the file of --config has several "
+        "models: the name of the only one to serve.",
         metavar="MODEL",
     ),
 ]

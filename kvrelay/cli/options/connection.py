@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+ServedModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="Name of the model, if the cluster serves several.",
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(

@@ -5,6 +5,7 @@ goes to a file.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import shutil
@@ -198,19 +199,17 @@ def next_steps(
     """Returns the text of `print_next_steps`. Commands are on lines of their own, so that they can
     be copied. `command`: the words that start kvrelay.
     """
-    counts = _counts(config)
-    workers = " and ".join(
-        f"{count} {pool} worker{'s' * (count != 1)}" for pool, count in counts.items() if count
-    )
+    first = config.served[0]
+    counts = _counts(first)
     prompt = "a prompt that takes both pools" if all(counts.values()) else "a prompt"
     secured = config.security.tokens_file is not None or config.security.tls is not None
     usual = ListenConfig()
     target = () if endpoints.grpc == usual.grpc else ("--target", endpoints.grpc)
     admin = () if endpoints.admin == usual.admin else ("--admin", endpoints.admin)
-    is_demo = config.model.path == DEMO
+    model = ("--model", str(first.model.name)) if config.models else ()
     steps = [
-        f"{config.model.path} is served by {workers}.",
-        *([_DEMO_NOTE] if is_demo else []),
+        *(_served_by(one) for one in config.served),
+        *([_DEMO_NOTE] if any(one.model.path == DEMO for one in config.served) else []),
         "",
         f"Status page   {endpoints.http}/",
         f"Log           {log_file}",
@@ -219,24 +218,24 @@ def next_steps(
     ]
     if secured:
         steps.append("Clients need a token or certificates: see docs/guides/security.md")
-    elif not has_tokenizer(config.model.path):
+    elif not has_tokenizer(first.model.path):
         steps += [
-            f"{config.model.path} has no {TOKENIZER_FILE}: clients send token ids, and get them:",
+            f"{first.model.path} has no {TOKENIZER_FILE}: clients send token ids, and get them:",
             f"curl -sS {endpoints.http}/v1/completions \\",
             "    -H 'content-type: application/json' \\",
-            f"    -d {shlex.quote(_TOKENS)}",
+            f"    -d {shlex.quote(_with_model(_TOKENS, *model[1:]))}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),
         ]
     else:
         steps += [
             f"In another terminal, {prompt}, with the time per phase:",
-            shlex.join([*command, "generate", *target, "--ledger"]) + " \\",
+            shlex.join([*command, "generate", *target, *model, "--ledger"]) + " \\",
             *_quoted(_PROMPT),
             "The same cluster over HTTP:",
             f"curl -sSN {endpoints.http}/v1/chat/completions \\",
             "    -H 'content-type: application/json' \\",
-            f"    -d {shlex.quote(_QUESTION)}",
+            f"    -d {shlex.quote(_with_model(_QUESTION, *model[1:]))}",
             "Pools and workers:",
             shlex.join([*command, "status", *admin]),
         ]
@@ -260,6 +259,21 @@ def own_command() -> list[str]:
     if running.name == "kvrelay":
         return [sys.argv[0]]
     return [sys.executable, "-m", "kvrelay"]
+
+
+def _served_by(config: ClusterConfig) -> str:
+    workers = " and ".join(
+        f"{count} {pool} worker{'s' * (count != 1)}"
+        for pool, count in _counts(config).items()
+        if count
+    )
+    path, name = config.model.path, config.model.name
+    return f"{path if name is None else f'{name} ({path})'} is served by {workers or 'no worker'}."
+
+
+def _with_model(body: str, model: str = "") -> str:
+    """Adds the model's name to a request's body."""
+    return f'{{"model": {json.dumps(model)}, {body[1:]}' if model else body
 
 
 def _counts(config: ClusterConfig) -> dict[PoolName, int]:

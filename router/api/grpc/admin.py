@@ -70,19 +70,19 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetPoolSizeResponse:
         """Sets the wanted sizes of the named pools and returns the sizes of all pools. A decode
-        pool has at least 1 worker.
+        pool has at least 1 worker, unless its policy lets it be empty.
         """
         try:
             sizes: dict[PoolName, int] = {
                 pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)
             }
+            model = self._named(request.model)
             for pool, size in sizes.items():
-                least = 1 if pool == "decode" else 0
+                least = 1 if pool == "decode" and not model.driver.sleeps else 0
                 if not least <= size <= MAX_POOL:
                     raise InvalidArgument(
                         f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
                     )
-            model = self._named(request.model)
             await model.registry.set_desired(sizes)
             desired = await model.view.desired()
         except KvRelayError as error:
@@ -109,19 +109,11 @@ class ClusterService(ClusterServiceServicer):
         """
         try:
             roles = [name for name in request.names if name in ROLES] if request.names else ROLES
-            models = [self._named(request.model)] if request.model else list(self._catalogue)
-            known = [(one, await _workers(one)) for one in models]
-            workers = {worker_id for _, found in known for worker_id in found}
-            named = set(_existing(workers, [name for name in request.names if name not in ROLES]))
-            chosen: set[str] = set()
-            for model, found in known:
-                of_model = {
-                    worker_id
-                    for worker_id, role in found.items()
-                    if role in roles or worker_id in named
-                }
-                await model.registry.request_restart(of_model)
-                chosen |= of_model
+            model = self._named(request.model)
+            known = await _workers(model)
+            chosen = {worker_id for worker_id, role in known.items() if role in roles}
+            chosen.update(_existing(known, [name for name in request.names if name not in ROLES]))
+            await model.registry.request_restart(chosen)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))

@@ -4,6 +4,7 @@ import { byId, say } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { Figures } from "/page/figures.js";
 import { Gantt } from "/page/gantt.js";
+import { Models } from "/page/models.js";
 import { Pools } from "/page/pools.js";
 import { Prompt } from "/page/prompt.js";
 import { NoToken, ask, whenGiven } from "/page/session.js";
@@ -14,6 +15,7 @@ const TIMEOUT_MS = 8000;
 const gantt = new Gantt();
 const prompt = new Prompt((id) => gantt.mine.add(id));
 const figures = new Figures();
+const models = new Models(poll);
 const parts = [figures, new Pools(), gantt, prompt];
 // Unix seconds.
 let heard = null;
@@ -25,7 +27,7 @@ async function poll() {
   if (document.hidden) return;
   const begun = performance.now();
   try {
-    const response = await ask("/status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await ask(models.path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     const body = await response.json();
     if (response.ok) show(body);
     else state("busy", response.status === 429 ? "too many viewers" : "refused", body.error.message);
@@ -41,7 +43,7 @@ async function poll() {
 
 function show(snapshot) {
   heard = Date.now() / 1000;
-  say(byId("model"), snapshot.model);
+  models.show(snapshot);
   document.title = `kvrelay: ${snapshot.model}`;
   document.body.classList.toggle("own", !snapshot.cluster);
   for (const part of parts) if (snapshot.cluster || part !== figures) part.show(snapshot);

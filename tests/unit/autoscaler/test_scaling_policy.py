@@ -348,3 +348,12 @@ def test_no_value_is_too_large(value: float, target: float, busy: float, ready: 
     metrics = {"queue_wait_p95_ms": value, "queue_tokens": value}
     seen = PoolSnapshot(ready, ready, metrics, busy)  # type: ignore[arg-type]
     assert 0 <= decide(seen, rules, None, 0.0)[0].desired <= max(8, ready)
+
+
+@pytest.mark.parametrize(("is_needed", "size"), [(True, 2), (False, 0)])
+def test_an_empty_pool_that_is_needed_grows_at_once(is_needed: bool, size: int) -> None:
+    rules = policy(("queue_depth", 1), bounds=(0, 4), up=10.0, steps=(2, 1))
+    state: PoolState | None = None
+    _, state = decide(PoolSnapshot(0, 0, {"queue_depth": 0}), rules, state, 0.0)
+    seen = PoolSnapshot(0, 0, {"queue_depth": 5}, is_needed=is_needed)
+    assert decide(seen, rules, state, 1.0)[0].desired == size

@@ -409,9 +409,9 @@ BAD_POLICIES = {
         "queue_depth or queue_tokens to its metrics, or set 1 or more",
     ),
     "an empty decode pool": (
-        "decode:\n  min_replicas: 0\n  metrics: [{name: queue_depth, target: 2}]\n",
+        "decode:\n  min_replicas: 0\n  metrics: [{name: kv_occupancy, target: 0.5}]\n",
         2,
-        "decode.min_replicas: 0 would leave nobody to generate tokens; set 1 or more",
+        "decode.min_replicas: 0 needs a metric that is known while the pool is empty; add ",
     ),
     "a share as a percentage": (
         "decode: {metrics: [{name: queue_depth, target: 2}, {name: kv_occupancy, target: 80}]}\n",
@@ -772,7 +772,10 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     ("overrides", "says"),
     [
         ({"prefill.replicas": -1}, "--prefill: prefill.replicas: must be at least 0, not -1"),
-        ({"decode.replicas": 0}, "--decode: decode.replicas: must be above 0, not 0"),
+        (
+            {"decode.replicas": 0},
+            "--decode: decode.replicas: 0 would leave nobody to generate tokens",
+        ),
         (
             {"listen.grpc": "0.0.0.0:1"},
             "--grpc-port: listen.grpc: 0.0.0.0:1 is not a loopback address",

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.cli.controller import _never_served
 from kvrelay.errors import Internal, KvRelayError, NotFound, Unavailable
 from kvrelay.launch.failed_start import MOST_DEATHS, FailedStart, FailedStarts, failed_start
+from kvrelay.launch.model_controller import never_served
 
 LOST = failed_start("decode-0", None, "The actor died unexpectedly.\nIts process was killed.")
 AGAIN_THE_SAME = [
@@ -86,7 +86,7 @@ async def test_nothing_has_served(failures: list[FailedStart]) -> None:
     launcher: Any = Failing(*failures)
     actuator: Any = SimpleNamespace(has_served=False)
     with pytest.raises(KvRelayError):
-        await asyncio.wait_for(_never_served(launcher, actuator), 60)
+        await asyncio.wait_for(never_served(launcher, actuator), 60)
 
 
 async def test_what_has_served_is_replaced_whatever_it_died_of() -> None:
@@ -94,7 +94,7 @@ async def test_what_has_served_is_replaced_whatever_it_died_of() -> None:
         failed_start("decode-0", AGAIN_THE_SAME[0], ""), *[LOST] * 3 * MOST_DEATHS
     )
     actuator: Any = SimpleNamespace(has_served=True)
-    waiting = asyncio.create_task(_never_served(launcher, actuator))
+    waiting = asyncio.create_task(never_served(launcher, actuator))
     while not launcher.failures.empty():
         await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -516,3 +516,24 @@ async def test_an_odd_value_in_any_key_blocks_no_writer(registry: Registry, key:
         assert lease.owner == "us", (command, words)
         assert 3 < lease.term < 2**53, (command, words)
         await registry.release_lease("us")
+
+
+async def test_models_share_a_redis_and_see_nothing_of_each_other() -> None:
+    async with (
+        EmbeddedRedis() as redis,
+        await Registry.connect(redis.url) as alone,
+        await Registry.connect(redis.url, namespace="kvrelay@small") as small,
+        await Registry.connect(redis.url, namespace="kvrelay@small.2") as other,
+    ):
+        await small.set_desired({"decode": 3})
+        assert await small.next_name("decode", 0) == "small.decode-0"
+        await small.publish_worker(worker("small.decode-0"))
+        await small.request_drain("small.decode-0")
+        await leads(small, "controller-a")
+        for one, name in ((alone, "decode-0"), (other, "small.2.decode-0")):
+            assert await one.workers() == ()
+            assert await one.desired() == {}
+            assert await one.drains() == frozenset()
+            assert await one.next_name("decode", 0) == name
+            assert (await one.renew_lease("controller-b", 0)).owner == "controller-b"
+        assert [one.worker_id for one in await small.workers()] == ["small.decode-0"]
