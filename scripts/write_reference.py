@@ -220,8 +220,10 @@ its configured size.
   `resources.num_gpus`.
 - `rebalance` and `standby` of a policy need equal `resources`, `tensor_parallel`, `threads` and
   `weights` in both pools, and `tensor_parallel: 1`.
-- `min_replicas` of the decode pool is at least 1. The prefill pool may be empty if one of its
-  metrics is `queue_depth` or `queue_tokens`.
+- `min_replicas` of a pool may be 0 if one of its metrics is `queue_depth` or `queue_tokens`.
+  `decode.replicas` may be 0 if the policy has `decode.min_replicas: 0`.
+- A model in `models` has the sections of one model, of which it inherits what it leaves out. Names
+  of models and adapters are unique. With several models, `kv.memory` is a size.
 - The target of `kv_occupancy`, a share, times 1 + `tolerance` is below 1.
 - `min_replicas` is at most `max_replicas`; `min_ngram` is at most `max_ngram`.
 
