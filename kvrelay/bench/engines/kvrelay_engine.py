@@ -92,7 +92,10 @@ class Kvrelay:
         for _ in range(steps):
             segments = [
                 self._segment(
-                    tokens[-1:], len(tokens) - 1, blocks, self._sample(self._greedy, tokens, 1)
+                    tokens[-1:],
+                    len(tokens) - 1,
+                    self._held(blocks, len(tokens)),
+                    self._sample(self._greedy, tokens, 1),
                 )
                 for tokens, blocks in self._batch
             ]
@@ -109,12 +112,18 @@ class Kvrelay:
     def _first_token(self, prompt: list[int], blocks: Sequence[int]) -> int:
         *before, last = range(0, len(prompt), self._chunk_tokens)
         for start in before:
-            self._runner.run(
-                [self._segment(prompt[start : start + self._chunk_tokens], start, blocks)]
-            )
+            end = start + self._chunk_tokens
+            self._runner.run([self._segment(prompt[start:end], start, self._held(blocks, end))])
         sample = self._sample(self._greedy, prompt, len(prompt))
-        ((sampled,),) = self._runner.run([self._segment(prompt[last:], last, blocks, sample)])
+        held = self._held(blocks, len(prompt))
+        ((sampled,),) = self._runner.run([self._segment(prompt[last:], last, held, sample)])
         return sampled.token_id
+
+    def _held(self, blocks: Sequence[int], tokens: int) -> Sequence[int]:
+        """Returns the blocks that a sequence of `tokens` tokens holds. A step takes longer for each
+        block, used or not.
+        """
+        return blocks[: -(-tokens // self._runner.layout.block_size)]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from kvrelay.bench.engine_process import KVRELAY, EngineProcess, vllm_command
 from kvrelay.bench.engines.kvrelay_engine import Kvrelay
+from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Unavailable
 
 # Speaks the protocol as an engine of another project does: prompts of length n take n seconds.
@@ -130,6 +131,25 @@ def test_our_engine_computes_what_the_model_would_answer(tiny_model: Callable[..
             pad_token_id=0,
         ).tolist()
         assert tokens == expected
+
+
+def test_a_step_has_only_the_blocks_that_its_sequences_hold(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step costs more for each block, so spare blocks would be measured as work."""
+    engine = Kvrelay(settings(tiny_model()))
+    runner, run = engine._runner, engine._runner.run
+
+    def checked(segments: Sequence[Segment]) -> object:
+        for one in segments:
+            tokens = one.start + len(one.token_ids)
+            assert len(one.blocks) == -(-tokens // runner.layout.block_size)
+        return run(segments)
+
+    monkeypatch.setattr(runner, "run", checked)
+    engine.prefill(list(range(40)))
+    engine.open([[9, 4, 77] * 10, [3, 4, 5]])
+    engine.decode(20)
 
 
 def test_the_peer_is_given_the_libraries_that_come_with_it(tmp_path: Path) -> None:
