@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 # Files in /dev, of the drivers that Ray supports.
 _GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")
+# Columns of /proc/stat: idle, and idle while input or output is in progress.
+_IDLE = (3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,30 @@ class Machine:
             f"{self.processor}, {cores}, {self.kernels} kernels, "
             f"{self.memory_bytes / 2**30:.3g} GiB, {gpus}"
         )
+
+
+def busy_cores(seconds: float = 0.5, stat: Path = Path("/proc/stat")) -> float:
+    """Returns how many cores of the host were busy during the next `seconds`, on average; this
+    process only waits meanwhile. 0 if the host does not tell.
+    """
+    before = _cpu_times(stat)
+    time.sleep(seconds)
+    after = _cpu_times(stat)
+    spent = [max(0, late - early) for early, late in zip(before, after, strict=False)]
+    if len(spent) <= _IDLE[-1] or not sum(spent):
+        return 0.0
+    idle = sum(spent[column] for column in _IDLE)
+    return (os.cpu_count() or 1) * (1 - idle / sum(spent))
+
+
+def _cpu_times(stat: Path) -> list[int]:
+    """Returns the times of all cores together, by kind: proc(5), /proc/stat."""
+    try:
+        name, *times = stat.read_text().partition("\n")[0].split()
+        # The last two are part of the first two.
+        return [int(one) for one in times[:8]] if name == "cpu" else []
+    except (OSError, ValueError):
+        return []
 
 
 def processor_name() -> str:

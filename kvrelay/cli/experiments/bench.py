@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -24,10 +25,15 @@ from kvrelay.cli.options.bench import (
 )
 from kvrelay.cli.options.output import PrintJson
 from kvrelay.cli.terminal.help_page import App
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
+from kvrelay.process.machine import busy_cores
 
 if TYPE_CHECKING:
     from kvrelay.bench.run import Progress
+
+# Cores that background services of a quiet machine may use.
+_BUSY = 0.25
 
 app = App(
     help="Measure components of kvrelay against the limits of this machine.",
@@ -186,8 +192,13 @@ def router(
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """Progress bars on stderr. They are drawn after each case, because a thread that draws them
-    would disturb the measurement.
+    would disturb the measurement. Begins with a note if other programs would disturb it.
     """
+    if (busy := busy_cores()) > _BUSY:
+        note(
+            f"other programs keep {busy:.1f} of {os.cpu_count()} cores busy, and the figures will "
+            "be worse for it; run this again when they are done"
+        )
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kvrelay.process import machine
-from kvrelay.process.machine import Machine
+from kvrelay.process.machine import Machine, busy_cores
 
 CARD = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 71\nGPU UUID: \t GPU-0\n"
 
@@ -32,3 +33,39 @@ def test_memory_is_what_the_control_group_allows(
     assert Machine.here().memory_bytes >= whole
     limit.write_text("1048576\n")
     assert Machine.here().memory_bytes == 2**20
+
+
+def stat(*times: int) -> str:
+    return f"cpu  {' '.join(map(str, times))} 7 7\ncpu0 1 2 3 4\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ((5, 0, 5, 100, 0, 0, 0, 0), (5, 0, 5, 200, 0, 0, 0, 0), 0.0),
+        ((5, 0, 5, 100, 0, 0, 0, 0), (45, 5, 5, 150, 0, 0, 0, 5), 0.5),
+        ((5, 0, 5, 100, 0, 0, 0, 0), (5, 0, 5, 100, 100, 0, 0, 0), 0.0),
+        ((5, 0, 5, 100, 0, 0, 0, 0), (5, 0, 5, 100, 0, 0, 0, 0), 0.0),
+        ((5, 0, 5, 100, 0, 0, 0, 0), (4, 0, 105, 99, 0, 0, 0, 0), 1.0),
+    ],
+    ids=["idle", "half", "waits for disks", "no time passed", "a counter went back"],
+)
+def test_busy_cores(
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    share: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "stat"
+    file.write_text(stat(*before))
+    monkeypatch.setattr(machine.time, "sleep", lambda _: file.write_text(stat(*after)))
+    assert busy_cores(0.5, file) == pytest.approx(share * (os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu x y\n", "intr 1\n", "cpu 1 2\n"], ids=repr)
+def test_a_host_that_does_not_tell_is_not_busy(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "stat"
+    if text is not None:
+        file.write_text(text)
+    assert busy_cores(0.0, file) == 0.0
