@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.help_page import App
@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name of the ada
 @app.command("list")
 def list_adapters(
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     as_json: AsJson = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -62,7 +62,7 @@ def load(
         ),
     ],
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -85,7 +85,7 @@ def load(
 def unload(
     name: Name,
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.pending_workers import are_known, room_lines, unknown_lines
@@ -29,7 +29,7 @@ def scale(
         typer.Argument(metavar="POOL=N...", help="Target sizes: prefill=N, decode=N, or both."),
     ],
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -109,7 +109,7 @@ def restart(
         ),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,

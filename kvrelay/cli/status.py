@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.options.connection import ServedModel, TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError, Unavailable
@@ -31,7 +31,7 @@ DEFAULT_ADMIN = "127.0.0.1:50052"
 
 def status(
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     as_json: AsJson = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -63,7 +63,7 @@ def status(
 
 def top(
     admin: Admin = DEFAULT_ADMIN,
-    model: ServedModel = "",
+    model: ModelName = "",
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Interval between updates.")
     ] = 1.0,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-ServedModel = Annotated[
+ModelName = Annotated[
     str,
     typer.Option(
         "--model",

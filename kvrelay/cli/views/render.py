@@ -26,6 +26,7 @@ _WIDE = 140
 _PIPED_WIDTH = 140
 # A change by an operator is not a decision.
 NO_DECISION = "No decision of a scaling policy yet."
+NO_WORKER = "No worker runs."
 # Columns of `kvrelay status` without a terminal.
 STATUS_WIDTH = 100
 
@@ -121,7 +122,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
     table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
     tables: list[RenderableType] = [
-        table,
+        table if loads else NO_WORKER,
         _decision_table(status) if status.decisions else NO_DECISION,
     ]
     tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from support.router_harness import DEMO, MemoryRegistry, RouterHarness, inferenc
 from unit.router.test_adapter_names import adapter_in, obedient
 from unit.router.test_end_to_end import collect
 
+from kvrelay.cli.main import run
 from kvrelay.client.admin import AdminClient
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -265,3 +267,30 @@ async def test_metrics_have_each_family_once_and_each_model(routers: Routers) ->
         assert (shown["model"], shown["models"]) == (name, list(NAMES))
     assert (await get(routers, "/status.json")).json()["model"] == "small"
     assert (await get(routers, "/status.json?model=x")).status_code == 404
+
+
+async def test_the_command_line_shows_all_models_and_changes_one(
+    routers: Routers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def shown(*words: str) -> str:
+        status = await asyncio.to_thread(run, [*words, "--admin", routers.first.admin])
+        out, err = capsys.readouterr()
+        assert bool(status) == bool(err), err
+        return out + err
+
+    status = await shown("status")
+    for words in (
+        "small: ready",
+        "large: ready",
+        "idle: ready",
+        "large.decode-0",
+        "No worker runs.",
+    ):
+        assert words in status
+    assert "small" not in await shown("status", "--model", "idle")
+    documents = json.loads(await shown("status", "--json"))
+    assert [one["model"] for one in documents] == list(NAMES)
+    assert json.loads(await shown("status", "--json", "--model", "large"))["model"] == "large"
+    assert "name one" in await shown("scale", "prefill=0")
+    assert "did you mean 'large'" in await shown("status", "--model", "larg")
+    assert await shown("scale", "prefill=0", "--model", "large") == "prefill=0 decode=1\n"
