@@ -207,6 +207,13 @@ class ModelSections(Section):
             )
 
     @property
+    def keeps_latents(self) -> bool:
+        """Whether workers keep the latent vectors of latent attention. Ranks share K and V by
+        heads, so both pools keep K and V if one has ranks.
+        """
+        return all(self.pool(pool).tensor_parallel == 1 for pool in POOLS)
+
+    @property
     def bound_to_pools(self) -> tuple[str, str] | None:
         """Returns the key by which a worker of one pool cannot serve in the other pool, and the
         reason. Returns None if a worker can serve in both.

@@ -117,9 +117,10 @@ class ModelRunner:
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
         adapter_slots: int = 0,
+        latents: bool = True,
     ) -> ModelRunner:
         """Loads the model onto `device`, then continues as `of`. `threads` is set for the whole
-        process.
+        process. latents: as in `load_model`.
 
         With a group its ranks share the model, each with the same number of threads, and end with
         the runner. Raises ModelRefused, and ConfigError if there is no such device.
@@ -141,7 +142,7 @@ class ModelRunner:
             )
         ranks = 1 if group is None else group.degree
         return cls.of(
-            load_model(path, dtype=dtype, device=device, ranks=ranks),
+            load_model(path, dtype=dtype, device=device, ranks=ranks, latents=latents),
             block_size=block_size,
             kv_dtype=kv_dtype,
             kv_bytes=kv_bytes,

@@ -39,7 +39,7 @@ class LayerShape:
     """What one layer keeps of each token, or of each sequence."""
 
     kind: LayerKind
-    # K and V of all heads as kvrelay's engine keeps them; None for a layer without KV of its own.
+    # K and V of all heads; None for a layer without KV of its own.
     kv: LayerKv | None = None
     # Tokens that the layer attends to; 0 for all.
     window: int = 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_files import StoredTensor
 from kvrelay.models.model_shape import model_shape
-from kvrelay.types.kv_layout import DTYPE_BYTES, FLOAT_DTYPES, KvLayout
+from kvrelay.types.kv_layout import DTYPE_BYTES, FLOAT_DTYPES, KvLayout, LayerKv
 
 # Parts of the names of embeddings, which stay in the model's dtype.
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
@@ -21,20 +21,25 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def kv_layout(
-    model: Mapping[str, Any], block_size: int, kv_dtype: str, dtype: str
+    model: Mapping[str, Any], block_size: int, kv_dtype: str, dtype: str, *, latents: bool = True
 ) -> KvLayout | None:
     """Returns the layout of the model's KV. Returns None for a configuration without the usual
     sizes, whose layout is known when the model is loaded.
 
     model: the content of config.json. block_size: tokens. kv_dtype: int8, int4, or auto for the
-    dtype of the model. dtype: in which the model computes, from `model_dtype`.
+    dtype of the model. dtype: in which the model computes, from `model_dtype`. latents: as in
+    `load_model`.
     """
     try:
         layers = model_shape(model).layers
     except ModelRefused:
         return None
     held = dtype if kv_dtype == "auto" else kv_dtype
-    kept = tuple(layer.kv for layer in layers if layer.kv is not None)
+    kept = tuple(
+        LayerKv(1, layer.latent, layer.latent_rank) if latents and layer.latent else layer.kv
+        for layer in layers
+        if layer.kv is not None
+    )
     # A layer with a state, or with the KV of another one, is refused when the model is loaded.
     return KvLayout(kept, block_size, held) if len(kept) == len(layers) else None
 

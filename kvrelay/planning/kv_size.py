@@ -15,8 +15,10 @@ from typing import Literal
 from kvrelay.models.model_shape import LayerShape, ModelShape
 from kvrelay.types.kv_layout import LayerKv
 
-# native: K and V of all heads and all tokens, as kvrelay's engine keeps them. compact: the least
-# that the architecture needs: latent vectors, and only the tokens of the windows, as vLLM keeps.
+# native: as kvrelay's engine keeps it: K and V of all heads and all tokens, and of latent attention
+# the latent vector as a key with its positions and again as a value, unless devices share the
+# layers. compact: the least that the architecture needs: each latent vector once, and only the
+# tokens of the windows, as vLLM keeps.
 KvForm = Literal["native", "compact"]
 # Bytes of one value.
 KV_DTYPES = {"float32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -101,24 +103,36 @@ class KvSize:
     def _layer_bytes(self, layer: LayerShape) -> float:
         if layer.kv is None:
             return 0.0
-        if self._is_latent(layer):
-            return self.degree * self._vector_bytes(layer.latent)
+        if self.keeps_latent(layer):
+            copies = self.degree * self._vector_bytes(layer.latent)
+            return copies + (self._vector_bytes(layer.latent_rank) if self._keeps_values else 0.0)
         kept = -(-layer.kv.kv_heads // self.degree) * self.degree
         return kept * (self._vector_bytes(layer.kv.k_dim) + self._vector_bytes(layer.kv.v_dim))
 
     def _vector_bytes(self, dim: int) -> float:
         return dim * KV_DTYPES[self.dtype] + _SCALED.get(self.dtype, 0.0)
 
-    def _is_latent(self, layer: LayerShape) -> bool:
-        return layer.kind == "latent" and self.form == "compact"
+    def keeps_latent(self, layer: LayerShape) -> bool:
+        """Whether the latent vectors of the layer are kept, and not K and V."""
+        return layer.kind == "latent" and (self.form == "compact" or self.degree == 1)
+
+    @property
+    def _keeps_values(self) -> bool:
+        """Whether latent vectors are kept as values, too."""
+        return self.form == "native"
 
     def _part(self, layer: LayerShape, count: int) -> str:
         value, scale = f"{KV_DTYPES[self.dtype]:g} B", _SCALED.get(self.dtype)
         kv = layer.kv or LayerKv(0, 0, 0)
         layers = f"{count} layers"
-        if self._is_latent(layer):
-            size = f"{layer.latent} latent values x {value}"
-            return f"{layers} x ({size} + {scale:g} B)" if scale else f"{layers} x {size}"
+        if self.keeps_latent(layer):
+            values = f"{layer.latent}"
+            vectors = 1
+            if self._keeps_values:
+                values, vectors = f"({layer.latent} + {layer.latent_rank})", 2
+            size = f"{values} latent values x {value}"
+            scaled = f"({size} + {vectors * scale:g} B)" if scale else size
+            return f"{layers} x {scaled}"
         heads = f"{kv.kv_heads} KV heads" if kv.kv_heads > 1 else "1 KV head"
         if kv.k_dim != kv.v_dim:
             dims = f"({kv.k_dim} + {kv.v_dim}) x {value}"

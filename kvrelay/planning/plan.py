@@ -301,9 +301,14 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
     found = []
     kinds = {layer.kind for layer in question.model.shape.layers}
     compact = KvSize(question.model.shape, kv.dtype, "compact")
-    if "latent" in kinds:
+    if "latent" in kinds and kv.form == "native":
+        kept = (
+            "the latent vector twice, as a key and as a value"
+            if kv.degree == 1
+            else "expanded K and V of latent attention, since devices share the layers"
+        )
         found.append(
-            f"kvrelay's engine keeps expanded K and V of latent attention; the latent form takes "
+            f"kvrelay's engine keeps {kept}; each latent vector once takes "
             f"{kib(compact.bytes_per_token)} per token (--kv-form compact)"
         )
     if any(layer.window for layer in question.model.shape.layers) and kv.form == "native":
@@ -321,7 +326,8 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
             f"the longest request has {question.workload.longest:,} tokens, and the model allows "
             f"{longest:,}"
         )
-    if kv.bytes_per_token > (one := kv.on(1).bytes_per_token):
+    expands = "latent" in kinds and kv.form == "native"
+    if kv.bytes_per_token > (one := kv.on(1).bytes_per_token) and not expands:
         found.append(
             f"{kv.degree} devices keep copies of KV heads or latent vectors: a token takes "
             f"{kib(kv.bytes_per_token)} of a worker, {plain(kv.bytes_per_token / one, 3)} times "

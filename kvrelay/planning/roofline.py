@@ -211,6 +211,9 @@ class Roofline:
     @cached_property
     def _widths(self) -> _Widths:
         """Counts the layers by (k_dim + v_dim, window)."""
+        # kvrelay's engine attends to latent vectors in every step, vLLM only in decode steps.
+        if self.kv.form == "native":
+            return self._decode_widths
         return Counter(
             (one.kv.k_dim + one.kv.v_dim, one.window)
             for one in self.memory.shape.layers
@@ -223,11 +226,11 @@ class Roofline:
         vector and sums what K and V are computed from, since the matrices that expand it are
         absorbed into the query and the output: DeepSeek-V2 (2024), section 2.1.2.
         """
-        if self.kv.form == "native":
-            return self._widths
         return Counter(
             (
-                one.latent + one.latent_rank if one.latent else one.kv.k_dim + one.kv.v_dim,
+                one.latent + one.latent_rank
+                if self.kv.keeps_latent(one)
+                else one.kv.k_dim + one.kv.v_dim,
                 one.window,
             )
             for one in self.memory.shape.layers

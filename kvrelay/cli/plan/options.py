@@ -158,7 +158,7 @@ KvForm = Annotated[
     str,
     typer.Option(
         metavar="native|compact",
-        help="native: all K and V of all tokens, as kvrelay's engine keeps them. compact: latent "
+        help="native: as kvrelay's engine keeps it, all tokens in all layers. compact: latent "
         "vectors of MLA, and only the windows of sliding layers.",
         rich_help_panel=_ENGINE,
     ),

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
+from kvrelay.engine.attention.latent_attention import absorbed
+
 NAME = "kvrelay_paged"
 
 # The batch of the forward pass on this thread, for models that drop keyword arguments.
@@ -59,12 +61,15 @@ def paged_attention(
     causal, over the last `sliding_window` tokens if that is given. softcap c: scores become
     c·tanh(scores / c). s_aux [Hq]: an additional score per head that takes part in the softmax and
     carries no value.
+
+    A layer with absorbed matrices passes latent vectors as key and value; see `latent_attention`.
     """
     index: int = module.layer_idx  # type: ignore[assignment]
     batch: Batch = _carried.batch if ragged_batch is None else ragged_batch
+    latent = absorbed(module)
     out = batch.attend(
         index,
-        query,
+        query if latent is None else latent.query(query),
         key,
         value,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -72,7 +77,7 @@ def paged_attention(
         softcap=softcap or 0.0,
         sinks=s_aux,
     )
-    return out, None
+    return out if latent is None else latent.output(out), None
 
 
 def carry_batch(model: PreTrainedModel) -> None:

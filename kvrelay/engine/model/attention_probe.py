@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from kvrelay.engine.attention import paged_attention
+from kvrelay.engine.attention.latent_attention import absorbed
 from kvrelay.errors import ModelRefused
 from kvrelay.types.kv_layout import LayerKv
 
@@ -99,7 +100,9 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
         kv = LayerKv(key.shape[1], key.shape[-1], value.shape[-1])
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in (query, key, value)}
         calls.append(_Call(getattr(module, "layer_idx", None), kv, dtypes, attention_mask, kwargs))
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+        out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+        latent = absorbed(module)
+        return out if latent is None else latent.output(out), None
 
     AttentionInterface.register(NAME, record)
     AttentionMaskInterface.register(NAME, record_mask)

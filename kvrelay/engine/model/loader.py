@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.distributed import DistributedConfig
 
 from kvrelay.engine.attention import paged_attention
-from kvrelay.engine.model.attention_probe import probe
+from kvrelay.engine.attention.latent_attention import absorb, forget_expansion, undo
+from kvrelay.engine.model import attention_probe
+from kvrelay.engine.model.attention_probe import Probed, probe
 from kvrelay.engine.model.checkpoint import Checkpoint, find_checkpoint
 from kvrelay.engine.model.facts import max_model_len
 from kvrelay.engine.model.self_check import check_against_own_attention
@@ -20,6 +22,9 @@ from kvrelay.engine.model.weight_size_check import check_sizes
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
 from kvrelay.types.kv_layout import KvLayout, LayerKv
+
+# Attention functions that take latent vectors.
+_OURS = frozenset({paged_attention.NAME, attention_probe.NAME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,19 @@ class LoadedModel:
 
 
 def load_model(
-    path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1, identify: bool = True
+    path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    ranks: int = 1,
+    identify: bool = True,
+    latents: bool = True,
 ) -> LoadedModel:
     """Loads a model from a folder or a hub id, in evaluation mode with paged attention.
 
     With `ranks` > 1 this process loads its share, together with the other ranks. Without `identify`
-    the model id is empty. Raises ModelRefused.
+    the model id is empty. latents: keeps the latent vectors of latent attention instead of K and V;
+    ranks never do. Raises ModelRefused.
     """
     checkpoint = find_checkpoint(path)
     # The weights are hashed while they are loaded: both read the same pages of the same files.
@@ -67,7 +79,7 @@ def load_model(
     try:
         model_id = hashing.submit(lambda: checkpoint.model_id if identify else "")
         model = _load(path, checkpoint, dtype, device, ranks)
-        loaded = loaded_model(model, path, model_id.result(), ranks=ranks)
+        loaded = loaded_model(model, path, model_id.result(), ranks=ranks, latents=latents)
     finally:
         hashing.shutdown(wait=False, cancel_futures=True)
     return replace(
@@ -122,7 +134,7 @@ def _load(
 
 
 def loaded_model(
-    model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1
+    model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1, latents: bool = True
 ) -> LoadedModel:
     """Checks a model in memory that attends by `paged_attention.NAME`. Raises ModelRefused, whose
     message starts with `name`.
@@ -133,10 +145,11 @@ def loaded_model(
     config = model.config.get_text_config()
     try:
         longest = max_model_len(config)
-        probed = probe(model, config.num_hidden_layers, longest)
-        if probed.drops_keywords:
-            paged_attention.carry_batch(model)
-        check_against_own_attention(model, probed.layers, probed.dtype)
+        probed = None
+        if latents and ranks == 1 and absorb(model, _OURS):
+            probed = _probed_with_latents(model, longest)
+        if probed is None:
+            probed = _probed(model, longest)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error.message}") from error
     # A model's own code can raise any exception.
@@ -156,6 +169,28 @@ def loaded_model(
         kv_dtype=probed.dtype,
         ranks=ranks,
     )
+
+
+def _probed(model: PreTrainedModel, longest: int) -> Probed:
+    """Determines and checks what the model's attention needs. Raises ModelRefused."""
+    probed = probe(model, model.config.get_text_config().num_hidden_layers, longest)
+    if probed.drops_keywords:
+        paged_attention.carry_batch(model)
+    check_against_own_attention(model, probed.layers, probed.dtype)
+    return probed
+
+
+def _probed_with_latents(model: PreTrainedModel, longest: int) -> Probed | None:
+    """`_probed` for a model with absorbed matrices. Returns None if its own attention shows that
+    they do not fit this model, which then keeps K and V.
+    """
+    try:
+        probed = _probed(model, longest)
+    except ModelRefused:
+        undo(model)
+        return None
+    forget_expansion(model)
+    return probed
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:

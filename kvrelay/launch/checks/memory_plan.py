@@ -107,7 +107,11 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
         kv, section = config.pool_kv(pool), config.pool(pool)
         packs = not section.resources.num_gpus and section.tensor_parallel == 1
         weights = tensors and weight_bytes(tensors, dtype, section.weights, packs=packs)
-        layout = kv_layout(model, kv.block_size, kv.dtype, dtype) if longest else None
+        layout = (
+            kv_layout(model, kv.block_size, kv.dtype, dtype, latents=config.keeps_latents)
+            if longest
+            else None
+        )
         check_dtype(kv.dtype, layout.layers if layout else ())
         tiers = {one.kind: one for one in kv.tiers}
         host, disk = tiers.get("host"), tiers.get("disk")

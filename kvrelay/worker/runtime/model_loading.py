@@ -43,7 +43,12 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
     def load() -> LoadedModel:
         find_device(device)
         torch.set_num_threads(pool.threads)
-        return load_model(settings.model_path, dtype=settings.config.model.dtype, device=device)
+        return load_model(
+            settings.model_path,
+            dtype=settings.config.model.dtype,
+            device=device,
+            latents=settings.config.keeps_latents,
+        )
 
     # A worker's log is read line by line.
     disable_progress_bar()
@@ -118,6 +123,7 @@ def _load(
         device=_device(settings),
         threads=pool.threads,
         group=group,
+        latents=config.keeps_latents,
         **options,
     )
 

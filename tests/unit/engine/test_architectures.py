@@ -26,6 +26,26 @@ def prompts() -> list[list[int]]:
     return random_prompts()
 
 
+def rounded(stored: torch.dtype, tensor: torch.Tensor, *, keys: bool) -> torch.Tensor:
+    return dequantise(*quantise(tensor, stored, keys=keys), tensor.dtype, keys=keys)
+
+
+def quantise_latents(model: Any, stored: torch.dtype) -> None:
+    """Layers with latent attention expand latent vectors that have been quantised: with the part
+    of K that has positions, as a key, and alone, as a value.
+    """
+    for module in model.modules():
+        if (expand := getattr(module, "expand_kv", None)) is None:
+            continue
+
+        def expand_kv(latent: Any, positions: Any, expand: Any = expand) -> Any:
+            together = rounded(stored, torch.cat((latent, positions), -1), keys=True)
+            key = expand(*together.split([latent.shape[-1], positions.shape[-1]], -1))[0]
+            return key, expand(rounded(stored, latent, keys=False), positions)[1]
+
+        module.expand_kv = expand_kv
+
+
 def quantised_eager(
     stored: torch.dtype,
     module: Any,
@@ -36,10 +56,8 @@ def quantised_eager(
     **kw: Any,
 ) -> Any:
     """The model's own eager attention, over keys and values that have been quantised."""
-    key, value = (
-        dequantise(*quantise(tensor, stored, keys=keys), tensor.dtype, keys=keys)
-        for tensor, keys in ((key, True), (value, False))
-    )
+    if not hasattr(module, "expand_kv"):
+        key, value = rounded(stored, key, keys=True), rounded(stored, value, keys=False)
     return sys.modules[type(module).__module__].eager_attention_forward(
         module, query, key, value, *rest, **kw
     )
@@ -51,9 +69,12 @@ for name, stored in STORED.items():
 
 
 def oracle(
-    folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eager"
+    folder: Path, prompts: Sequence[Sequence[int]], kv_dtype: str = "auto"
 ) -> list[list[int]]:
+    attention = "eager" if kv_dtype == "auto" else f"{kv_dtype}_eager"
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
+    if kv_dtype != "auto":
+        quantise_latents(model, STORED[kv_dtype])
     model.generation_config.eos_token_id = None
     return [
         model.generate(
@@ -76,11 +97,7 @@ def generated(
 
     @functools.cache
     def answers(architecture: str, kv_dtype: str) -> list[list[int]]:
-        return oracle(
-            tiny_model(architecture),
-            prompts,
-            "eager" if kv_dtype == "auto" else f"{kv_dtype}_eager",
-        )
+        return oracle(tiny_model(architecture), prompts, kv_dtype)
 
     return answers
 
