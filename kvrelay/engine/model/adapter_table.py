@@ -162,7 +162,8 @@ class AdapterTable:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(
                 f"the base model has no linear layer {module!r:.120} that adapters may change; "
-                f"output heads, embeddings and experts are not supported{hint}"
+                "output heads, embeddings, experts and kv_b_proj of latent attention are not "
+                f"supported{hint}"
             )
         if (stored.b.rows, stored.a.columns) != (site.outputs, site.inputs):
             raise ValueError(
