@@ -71,8 +71,10 @@ async def serve(
                 texts.append(Text.load(folder, one.model.tool_format))
                 registry = await exits.enter_async_context(await connect(one))
                 models.append(LoadedModel(one, registry, card, texts[-1]))
-            for text in texts:
-                await text.warm_up()
+            for model in models:
+                # Nobody waits for a model that sleeps from the start.
+                if model.config.decode.replicas:
+                    await model.text.warm_up()
             settle_heap()
             await run_router(config, models, ready, stop)
     finally:
@@ -167,7 +169,7 @@ async def run_router(
         is ready. No request shall wait for the process that tries out guidance.
         """
         for one in catalogue:
-            await one.frontend.guidance.warm_up()
+            await one.warm_up()
         announced = False
         while True:
             await catalogue.changed()

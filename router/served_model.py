@@ -78,6 +78,7 @@ class ServedModel:
         """
         config, card, clock = loaded.config, loaded.card, context.clock
         self.name = card.info.id
+        self._starts_asleep = not config.decode.replicas
         self.card = card
         self.text = loaded.text
         self.registry = loaded.registry
@@ -143,6 +144,11 @@ class ServedModel:
                 follow_changes(self.registry, self.driver),
             ):
                 tasks.create_task(one)
+
+    async def warm_up(self) -> None:
+        """Starts what the first request would wait for, unless the model sleeps from the start."""
+        if not self._starts_asleep:
+            await self.frontend.guidance.warm_up()
 
     async def close(self) -> None:
         """Removes the router's entry from the registry, and ends the helper processes."""

@@ -29,6 +29,10 @@ def controller(
         bool,
         typer.Option("--sole", hidden=True, help="Do not wait for the lease of other controllers."),
     ] = False,
+    first: Annotated[
+        bool,
+        typer.Option("--first", hidden=True, help="End if a model cannot be served at the start."),
+    ] = False,
 ) -> None:
     """Run and scale the workers of a cluster as Ray actors. `kvrelay serve` starts a controller.
 
@@ -52,15 +56,21 @@ def controller(
     pools = [ModelPools(one) for one in loaded.served]
     set_log_level(log_level)
     configure_logging()
-    asyncio.run(_control(loaded, pools, ray_address, sole))
+    asyncio.run(_control(loaded, pools, ray_address, sole, first))
 
 
 async def _control(
-    config: ClusterConfig, pools: list[ModelPools], ray_address: str | None, sole: bool
+    config: ClusterConfig,
+    pools: list[ModelPools],
+    ray_address: str | None,
+    sole: bool,
+    first: bool,
 ) -> None:
     """Runs until a signal and the drain of all workers, or a second signal.
 
-    Raises the error that prevents the workers of a model from starting, for example ModelRefused.
+    Raises the error that prevents the workers of the only model from starting, for example
+    ModelRefused. One of several models ends only its own workers, except with `first`, until each
+    model has served.
     """
     from kvrelay.launch.launcher import require_gpus
     from kvrelay.launch.model_controller import ModelController
@@ -72,9 +82,9 @@ async def _control(
     from kvrelay.state.registry import Registry
 
     stop = StopRequest()
-    # Before anything starts. Each worker resolves the model on its own host again.
-    for one in pools:
-        resolve_model(one.config.model.path)
+    # Before anything starts.
+    if len(pools) == 1:
+        resolve_model(config.model.path)
     # Differs from the owner of any earlier process, also of one with the same process id.
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     async with AsyncExitStack() as exits:
@@ -117,7 +127,12 @@ async def _control(
         ]
         await asyncio.gather(*(one.begin() for one in controllers))
         stalls = LoopStalls("controller")
-        runs = [run for one in controllers for run in one.runs()]
+
+        def is_fatal() -> bool:
+            starts = first and not all(one.has_served for one in controllers)
+            return starts or len(controllers) == 1
+
+        runs = [one.run_contained(is_fatal) for one in controllers]
         parts = [asyncio.create_task(one) for one in (*runs, cluster.lost(), stalls.run())]
         stopped = asyncio.create_task(stop.drain.wait())
         done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)

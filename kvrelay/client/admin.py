@@ -12,6 +12,7 @@ import grpc
 from kvrelay.client.base_client import channel_options, check_target
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
+from kvrelay.errors import NotFound
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.adapters import AdapterStatus, adapter_from_proto
 from kvrelay.wire.status import error_from_rpc
@@ -60,15 +61,25 @@ class AdminClient:
         self._stub = wire.ClusterServiceStub(self._channel)
 
     def status(self) -> wire.ClusterStatus:
-        """Returns the status of the cluster. Raises KvRelayError if the call fails."""
+        """Returns the status of the cluster. Raises KvRelayError if the call fails, and NotFound if
+        a router of an earlier release serves another model.
+        """
         with self._errors():
-            return wire.cluster_status_from_proto(
+            found = wire.cluster_status_from_proto(
                 self._stub.GetStatus(
                     wire.status_request(self.model),
                     timeout=self._timeout,
                     metadata=self._metadata,
                 )
             )
+        # Earlier routers serve one model and know no other.
+        if self.model and not found.models and found.model != self.model:
+            raise NotFound(
+                f"{self.target}: model {self.model!r:.100} does not exist; this cluster serves "
+                f"{found.model!r:.100}",
+                field="model",
+            )
+        return found
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
         """Yields the status now and after each interval, until the caller closes the iterator.
@@ -91,6 +102,7 @@ class AdminClient:
         """Sets the desired number of workers. None leaves a pool unchanged. Returns the desired
         sizes of both pools: (prefill, decode).
         """
+        self._check_model()
         with self._errors():
             response = self._stub.SetPoolSize(
                 wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode, model=self.model),
@@ -98,6 +110,11 @@ class AdminClient:
                 metadata=self._metadata,
             )
         return response.prefill, response.decode
+
+    def _check_model(self) -> None:
+        """Raises NotFound before a router of an earlier release changes another model."""
+        if self.model:
+            self.status()
 
     def drain(self, worker_id: str) -> None:
         """Lets a worker finish its requests, then stops the worker. Returns when the drain has
@@ -114,6 +131,7 @@ class AdminClient:
         Returns the names of the workers when the restart has begun. Each status lists the workers
         that still have to be replaced.
         """
+        self._check_model()
         with self._errors():
             response = self._stub.RestartWorkers(
                 wire.pb.RestartWorkersRequest(names=names, model=self.model),

@@ -94,13 +94,13 @@ def load_one_model(
     path: Path | None, overrides: Mapping[str, object] | None = None
 ) -> ClusterConfig:
     """Returns `load_config` for a command about one model. Raises ConfigError also for several."""
-    config = load_config(path, overrides)
-    if config.models:
+    models = YamlFile.empty().data if path is None else YamlFile.read(path).data.get("models")
+    if models and "model.path" not in (overrides or {}):
         raise ConfigError(
-            f"{path}: models: the file has the models {', '.join(config.models)}, and this command "
-            "is about one; name it with --model, or give a file of one model"
+            f"{path}: models: the file has several models, and this command is about one; name it "
+            f"with --model: {', '.join(map(str, models))}"
         )
-    return config
+    return load_config(path, overrides)
 
 
 def _for_one_model(
@@ -327,6 +327,8 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
             return "is empty; give a path, or leave the key out"
         case "finite_number":
             text = "must be a finite number"
+        case "too_long":
+            return f"has {context['actual_length']} entries; allowed are {context['max_length']}"
         case "missing":
             return f"is missing; the keys here are {', '.join(_keys_at(kind, error['loc'][:-1]))}"
         case "model_type":

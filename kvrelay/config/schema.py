@@ -76,9 +76,16 @@ class ClusterConfig(ModelSections):
 
     @model_validator(mode="after")
     def _models_differ(self) -> ClusterConfig:
+        if self.models and MODEL_MARK in self.redis.namespace:
+            raise BadValue(
+                f"{self.redis.namespace!r} has {MODEL_MARK}, which comes before the name of a "
+                "model; choose another",
+                ("redis", "namespace"),
+            )
         owners: dict[str, str] = {}
         for key, one in self.models.items():
-            for name in (one.model.name or key, *(adapter.name for adapter in one.adapters.serve)):
+            names = (key, one.model.name or key, *(each.name for each in one.adapters.serve))
+            for name in dict.fromkeys(names):
                 if name in owners:
                     raise BadValue(
                         f"{name!r} is also a name of {owners[name]}; give each model and each "

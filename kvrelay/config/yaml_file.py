@@ -76,7 +76,10 @@ class YamlFile:
 def key_text(loc: KeyPath) -> str:
     """Formats a key path, for example prefill.metrics[0].target."""
     return "".join(
-        f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in loc
+        f"[{part}]" if isinstance(part, int) else f".{_printable(part)}"
+        for part in loc
+        # pydantic's word for the key itself.
+        if part != "[key]"
     ).lstrip(".")
 
 

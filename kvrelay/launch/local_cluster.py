@@ -197,7 +197,8 @@ class LocalCluster:
     async def _start_controller(self) -> ChildCommand:
         ray_address = () if self._ray_address is None else ("--ray-address", self._ray_address)
         sole = ("--sole",) if self._sole else ()
-        return await self._start_child("controller", self._config, *ray_address, *sole)
+        first = () if self._controller.deaths else ("--first",)
+        return await self._start_child("controller", self._config, *ray_address, *sole, *first)
 
     async def _start_child(self, name: str, config: ClusterConfig, *arguments: str) -> ChildCommand:
         number = next(self._numbers)

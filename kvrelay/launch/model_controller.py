@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from autoscaler.loop import Autoscaler
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_policy
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import Unavailable
+from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.launch.failed_start import FailedStarts
 from kvrelay.launch.launcher import RayLauncher
 from kvrelay.launch.ray_cluster import RayCluster
+from kvrelay.models import resolve_model
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import POOLS, PoolName
@@ -26,6 +29,10 @@ from kvrelay.worker.runtime.settings import WorkerSettings
 # Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`: one for
 # each core, and on small machines as many as a trial of scaling needs.
 _BY_HAND = max(4, os.cpu_count() or 1)
+# Until the workers of a model that failed start again; doubles up to the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
+
+log = get_logger("controller")
 
 
 class ModelPools:
@@ -92,15 +99,54 @@ class ModelController:
             standby=pools.standby,
         )
 
+    @property
+    def has_served(self) -> bool:
+        """Whether a worker has served, or none was to start with the cluster."""
+        return self._actuator.has_served or not any(self._pools.sizes.values())
+
     async def begin(self) -> None:
-        """Takes the lease if it is free; otherwise `runs` tries again."""
+        """Takes the lease if it is free; otherwise `run` tries again."""
         with suppress(Unavailable):
             await self._lease.renew()
 
-    def runs(self) -> list[Coroutine[None, None, None]]:
-        """Returns what has to run until the controller ends. One of them raises the error that
-        prevents workers from starting, for example ModelRefused.
+    async def run(self) -> None:
+        """Runs until cancelled. Raises the error that prevents workers from starting, for example
+        ModelRefused.
         """
+        # Each worker resolves the model on its own host again.
+        resolve_model(self._pools.config.model.path)
+        tasks = [asyncio.create_task(one) for one in self._runs()]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def run_contained(self, is_fatal: Callable[[], bool]) -> None:
+        """Runs until cancelled. An error stops the workers of this model, which start again after a
+        pause. Raises the error if `is_fatal`.
+        """
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                await self.run()
+            except KvRelayError as error:
+                if is_fatal():
+                    raise
+                log.error(
+                    "model_stopped",
+                    model=self._pools.config.model.name,
+                    reason=error.message,
+                    again_in_s=pause_s,
+                )
+            await self.stop_all()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _runs(self) -> list[Coroutine[None, None, None]]:
         runs = [
             self._lease.run(),
             self._actuator.run(),

@@ -16,12 +16,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from kvrelay.config.redis_url import Sentinels
+from kvrelay.config.redis_url import DEFAULT_NAMESPACE, Sentinels
 from kvrelay.errors import ConfigError, Unavailable
 
 # Timeout of one command, including its connection.
 TIMEOUT_S = 2.0
-_PROBE = "kvrelay:probe"
 
 Command = tuple[str | int | bytes, ...]
 
@@ -32,7 +31,7 @@ class RedisConnection:
     Every call has a timeout and raises Unavailable when Redis does not serve it.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, namespace: str = DEFAULT_NAMESPACE) -> None:
         """Does not connect yet. url: redis://, rediss://, unix:// or a URL of Sentinels
         (`redis_url`). Raises ConfigError for any other URL.
         """
@@ -41,6 +40,7 @@ class RedisConnection:
         except ValueError as error:
             raise ConfigError(f"redis.url: {error}") from None
         self._where = _without_credentials(url)
+        self._namespace = namespace
         self._probe, self._probes = secrets.token_hex(8), 0
 
     async def __aenter__(self) -> Self:
@@ -63,7 +63,7 @@ class RedisConnection:
         write: then entries of other processes may be missing too.
         """
         self._probes += 1
-        key = f"{_PROBE}:{self._probe}"
+        key = f"{self._namespace}:probe:{self._probe}"
         await self._call("SET", key, self._probes, "PX", millis(2 * TIMEOUT_S))
         if await self._call("GETRANGE", key, 0, 32) != str(self._probes).encode():
             raise Unavailable(

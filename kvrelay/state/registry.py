@@ -79,7 +79,7 @@ class Registry(RegistryValues):
         confirm_replicas: int = 0,
     ) -> None:
         """Does not connect yet; see `connect`."""
-        super().__init__(url)
+        super().__init__(url, namespace)
         self._keys = RegistryKeys(namespace)
         self._loopback_only = loopback_only
         self._confirm_replicas = confirm_replicas

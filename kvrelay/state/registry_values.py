@@ -24,8 +24,8 @@ log = get_logger("registry")
 class RegistryValues(RedisConnection):
     """A connection that encodes what it writes and checks what it reads."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, namespace: str) -> None:
+        super().__init__(url, namespace)
         # Key -> the problem with its value that was logged last.
         self._warned: dict[str, str] = {}
 

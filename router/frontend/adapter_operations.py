@@ -204,7 +204,10 @@ class AdapterOperations:
         """
         workers = [one for one in self._workers() if one.state in ("starting", "ready")]
         if not workers:
-            raise FailedPrecondition("no worker is ready to load the adapter; try again later")
+            raise FailedPrecondition(
+                "no worker is ready to load the adapter; try again later, and if the decode pool "
+                "is empty until a request waits, send a request first"
+            )
         for worker in workers:
             for text in worker.refused_adapters:
                 refused, _, reason = text.partition(" ")

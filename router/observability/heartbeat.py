@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvrelay.clock import Clock
@@ -20,6 +21,8 @@ from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
 HEARTBEAT_S = 1.0
+# Between two heartbeats, however many requests find the decode pool empty.
+LEAST_S = 0.1
 # There are fewer decisions between two heartbeats.
 DECISIONS = 20
 log = get_logger("router.heartbeat")
@@ -57,7 +60,7 @@ class Heartbeat:
         return RouterLoad(
             router_id=self._router_id,
             running=dispatcher.running,
-            waiting=dispatcher.waiting,
+            waiting=max(dispatcher.waiting, int(self._driver.is_wanted)),
             waiting_tokens=dispatcher.waiting_tokens,
             waiting_for_prefill=for_prefill,
             waiting_prefill_tokens=prefill_tokens,
@@ -77,8 +80,8 @@ class Heartbeat:
         )
 
     async def run(self) -> None:
-        """Publishes every HEARTBEAT_S seconds until cancelled. An unavailable registry is logged
-        once.
+        """Publishes every HEARTBEAT_S seconds until cancelled, and at once when a request finds the
+        decode pool empty. An unavailable registry is logged once.
         """
         counted: float | None = None  # unix seconds of the newest counted decision
         while True:
@@ -98,7 +101,11 @@ class Heartbeat:
                 if not self.trouble:
                     log.warning("heartbeat_failed", reason=error.message)
                 self.trouble = error.message
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(LEAST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S - LEAST_S):
+                    await self._driver.knocked.wait()
+            self._driver.knocked.clear()
 
     async def end(self) -> None:
         """Removes the router's entry."""

@@ -39,6 +39,8 @@ RECENT = 60
 # A worker may be absent from the registry for this long. After a flush its entry returns with its
 # next heartbeat.
 FORGET_S = 5.0
+# A request for an empty decode pool counts as waiting for this long, even if it has ended.
+WANTED_S = 5.0
 
 log = get_logger("router.driver")
 
@@ -89,6 +91,10 @@ class Driver:
             "prefill": config.prefill.replicas,
             "decode": config.decode.replicas,
         }
+        self._desired: Mapping[PoolName, int] = {}
+        self._wanted_until = float("-inf")
+        # Set when a request has found the decode pool empty.
+        self.knocked = asyncio.Event()
         # Whether the configured number of workers has been ready once.
         self.started = False
         self._registry = registry
@@ -137,6 +143,9 @@ class Driver:
         """
         self._check_not_draining()
         now = self._clock.now()
+        if self.sleeps and not self.ready()["decode"]:
+            self._wanted_until = now + WANTED_S
+            self.knocked.set()
         life, effects = self.dispatcher.submit(request, now)
         self._streams[request.request_id] = stream = Stream(
             life, text, self._clock, self._write_scheduler
@@ -176,6 +185,13 @@ class Driver:
             return "draining"
         return "ready" if self.started and (self.sleeps or self.ready()["decode"]) else "starting"
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request has just found the decode pool empty. It may have ended: its deadline
+        may be shorter than the start of a worker.
+        """
+        return self._clock.now() < self._wanted_until
+
     def ready(self) -> Mapping[PoolName, int]:
         """Returns the number of ready workers of each pool."""
         states = [one.pool for one in self.dispatcher.workers if one.state == "ready"]
@@ -211,8 +227,10 @@ class Driver:
 
     def _workers_changed(self) -> None:
         ready = self.ready()
+        # The policy or an operator may have made a pool smaller than it is configured.
         self.started = self.started or all(
-            ready[pool] >= number for pool, number in self._wanted.items()
+            ready[pool] >= min(number, self._desired.get(pool, number))
+            for pool, number in self._wanted.items()
         )
         self.changed.set()
 
@@ -256,6 +274,8 @@ class Driver:
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:
             found = await self._registry.workers()
+            if not self.started:
+                self._desired = await self._registry.desired()
         except Unavailable as error:
             if self.registry_state == "ok":
                 log.warning("registry_unavailable", reason=error.message)

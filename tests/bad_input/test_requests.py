@@ -17,7 +17,7 @@ from bad_input.requests import GOOD, GOOD_BODY, PROMPT, ROWS, Row
 from support.fake_worker import answer
 from support.router_harness import RouterHarness, running_router
 
-import router.main
+import router.served_model
 from kvrelay.errors import Code
 from kvrelay.wire.inference import pb, request_to_proto
 from kvrelay.wire.status import error_from_rpc
@@ -69,12 +69,12 @@ async def endpoints() -> AsyncIterator[Endpoints]:
     made: list[Driver] = []
 
     class Seen(Driver):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router.main, "Driver", Seen)
+        patch.setattr(router.served_model, "Driver", Seen)
         async with (
             running_router() as running,
             httpx.AsyncClient(base_url=running.http, timeout=60) as http,

@@ -194,11 +194,6 @@ def progress_bars() -> Iterator[Progress]:
     """Progress bars on stderr. They are drawn after each case, because a thread that draws them
     would disturb the measurement. Begins with a note if other programs would disturb it.
     """
-    if (busy := busy_cores()) > _BUSY:
-        note(
-            f"other programs keep {busy:.1f} of {os.cpu_count()} cores busy, and the figures will "
-            "be worse for it; run this again when they are done"
-        )
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -208,6 +203,11 @@ def progress_bars() -> Iterator[Progress]:
     with Bars(*columns, console=Console(stderr=True), auto_refresh=False) as bars:
 
         def progress(what: str, total: int) -> Callable[[], None]:
+            if not bars.tasks and (busy := busy_cores()) > _BUSY:
+                note(
+                    f"other programs keep {busy:.1f} of {os.cpu_count()} cores busy, and the "
+                    "figures will be worse for it; run this again when they are done"
+                )
             task = bars.add_task(what, total=total)
             bars.refresh()
 

@@ -45,6 +45,8 @@ class _Inputs:
     profile: Path | None
     kv_token_bytes: int | None
     config: Path | None
+    # The name of one of the file's models; empty for the only one.
+    model: str
     autoscaling: Path | None
     prefill: tuple[PoolPart, ...]
     decode: tuple[PoolPart, ...]
@@ -73,6 +75,10 @@ def simulate(
     config: Annotated[
         Path | None, typer.Option("-c", "--config", metavar="FILE", help="Configuration file.")
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Name of the model, if the file has several."),
+    ] = "",
     autoscaling: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Scaling policy. Default: as configured."),
@@ -160,6 +166,7 @@ def simulate(
         profile=profile,
         kv_token_bytes=kv_token_bytes,
         config=config,
+        model=model,
         autoscaling=autoscaling,
         prefill=parse_pool(prefill or (), "--prefill"),
         decode=parse_pool(decode or (), "--decode"),
@@ -290,7 +297,8 @@ def _scenario(inputs: _Inputs, point: Point) -> Scenario:
     from kvrelay.simulation.options import PoolPart, parse_ratio
     from kvrelay.simulation.scenario import Delays, Scenario
 
-    loaded = load_one_model(inputs.config, point.overrides())
+    of_model = {"model.path": inputs.model} if inputs.model else {}
+    loaded = load_one_model(inputs.config, {**of_model, **point.overrides()})
     policy_file = inputs.autoscaling or (Path(loaded.autoscaling) if loaded.autoscaling else None)
     parts = {
         "prefill": inputs.prefill or (PoolPart(loaded.prefill.replicas),),

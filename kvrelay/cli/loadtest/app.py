@@ -9,7 +9,7 @@ import typer
 
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.loadtest import options
-from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views import render
@@ -61,6 +61,7 @@ def run(
         ),
     ] = None,
     allow_local: options.AllowLocal = False,
+    model: ModelName = "",
     admin: options.Admin = None,
     metrics: options.Metrics = None,
     token_file: TokenFile = None,
@@ -119,6 +120,7 @@ def run(
         vocab_size,
         parse_slos([*(goodput or ()), *(slo or ())]),
         connection,
+        model,
     )
     report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
@@ -154,6 +156,7 @@ def sweep(
     timeout: options.Timeout = 600.0,
     goodput: options.Goodput = None,
     allow_local: options.AllowLocal = False,
+    model: ModelName = "",
     admin: options.Admin = None,
     metrics: options.Metrics = None,
     token_file: TokenFile = None,
@@ -189,7 +192,7 @@ def sweep(
             "a sweep requires objectives; give --goodput ttft:MS tpot:MS e2e:MS."
         )
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
-    settings = Settings(target, timeout, admin, metrics, vocab_size, slos, connection)
+    settings = Settings(target, timeout, admin, metrics, vocab_size, slos, connection, model)
     lengths = (prompt_tokens, output_tokens, text, options.seed_of(seed))
 
     if num_requests is None and duration is None:

@@ -43,6 +43,7 @@ class Settings:
     vocab_size: int | None
     slos: tuple[Slo, ...]
     connection: Connection
+    model: str = ""
 
 
 def run_test(
@@ -119,7 +120,12 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Eve
         loop.remove_signal_handler(signal.SIGINT)
 
     async with open_target(
-        settings.target, settings.timeout, settings.admin, settings.metrics, settings.connection
+        settings.target,
+        settings.timeout,
+        settings.admin,
+        settings.metrics,
+        settings.connection,
+        settings.model,
     ) as target:
         if target.note:
             note(target.note)

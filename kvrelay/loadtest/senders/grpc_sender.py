@@ -18,6 +18,8 @@ class GrpcSender:
     """Sends over gRPC. Raises InvalidArgument for a target that is not HOST:PORT."""
 
     def __init__(self, target: str, timeout: float, connection: Connection) -> None:
+        # The name that requests send; empty for the only model.
+        self.model = ""
         self._client = AsyncClient(
             target,
             timeout=timeout,
@@ -36,6 +38,7 @@ class GrpcSender:
         stream = self._client.generate(
             request.prompt,
             token_ids=request.token_ids,
+            model=self.model,
             max_tokens=request.output_tokens,
             ignore_eos=True,
             seed=request.seed,

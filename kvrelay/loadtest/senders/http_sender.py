@@ -60,12 +60,13 @@ class HttpSender:
         self._tls = connection.ssl_context() if parts.scheme == "https" else None
         token = connection.token()
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._model = ""
+        # The name that requests send.
+        self.model = ""
         self._options = options
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """Returns the models that the target serves; later requests name the first of them. Raises
-        KvRelayError.
+        """Returns the models that the target serves. Later requests name the first, unless `model`
+        is set afterwards. Raises KvRelayError.
         """
         async with self._call("GET", "/v1/models") as response:
             try:
@@ -84,10 +85,11 @@ class HttpSender:
                         "",
                         "",
                         _count(one, "vocab_size"),
+                        parent=str(one.get("parent") or ""),
                     )
                     for one in models.get("data") or ()
                 )
-        self._model = found[0].id if found else ""
+        self.model = found[0].id if found else ""
         return found
 
     async def metrics(self) -> str:
@@ -140,7 +142,7 @@ class HttpSender:
 
     def _body(self, request: PlannedRequest) -> dict[str, Any]:
         return {
-            "model": self._model,
+            "model": self.model,
             "prompt": request.token_ids if request.prompt is None else request.prompt,
             "max_tokens": request.output_tokens,
             "seed": request.seed,

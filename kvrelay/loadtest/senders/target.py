@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from kvrelay.client.admin import AdminClient
 from kvrelay.client.connection import Connection
-from kvrelay.errors import KvRelayError, NotFound, PermissionDenied
+from kvrelay.errors import InvalidArgument, KvRelayError, NotFound, PermissionDenied
 from kvrelay.loadtest.counters import PrefixCache, read_counters
 from kvrelay.loadtest.runner import Sender
 from kvrelay.loadtest.senders.grpc_sender import GrpcSender
@@ -19,6 +19,8 @@ from kvrelay.wire.inference import ModelInfo
 STATUS_TIMEOUT_S = 2.0
 # For a target that does not report its block size; the default of most engines.
 BLOCK_TOKENS = 16
+# Models that an error names.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,11 @@ async def open_target(
     admin: str | None,
     metrics: str | None,
     connection: Connection,
+    model: str = "",
 ) -> AsyncIterator[Target]:
     """Opens a target. address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT.
-    metrics: the http address of the same server.
+    metrics: the http address of the same server. model: the name of one of its models, by default
+    of the first.
 
     Sources that are not given are probed: the port after a gRPC target's port, which is the default
     of a cluster's admin listener, and /metrics of an HTTP target. With a token without the role
@@ -61,13 +65,13 @@ async def open_target(
     async with AsyncExitStack() as stack:
         sender = kind(address, timeout, connection)
         await stack.enter_async_context(sender)
-        client = None if admin is None else stack.enter_context(_admin(admin, connection))
+        client = None if admin is None else stack.enter_context(_admin(admin, connection, model))
         exposition = None if metrics is None else HttpSender(metrics, STATUS_TIMEOUT_S, connection)
-        models = await sender.models()
-        if not models:
-            raise NotFound(f"{address} serves no model")
+        found = _named(await sender.models(), model, address)
+        # Routers of one model take requests without a name, which older ones expect.
+        sender.model = found.id if model or isinstance(sender, HttpSender) else ""
         if client is None and isinstance(sender, GrpcSender):
-            client = await asyncio.to_thread(_neighbour, address, models[0].id, connection)
+            client = await asyncio.to_thread(_neighbour, address, found.id, connection)
             if client is not None:
                 stack.enter_context(client)
         if exposition is not None:
@@ -80,12 +84,37 @@ async def open_target(
                 block_tokens = (await asyncio.to_thread(client.status)).block_size
             except PermissionDenied as error:
                 client, note = None, f"no timeline of the cluster: {error.message}"
-        yield Target(sender, models[0], client, exposition, block_tokens, note)
+        yield Target(sender, found, client, exposition, block_tokens, note)
 
 
-def _admin(address: str, connection: Connection) -> AdminClient:
+def _named(models: Sequence[ModelInfo], name: str, address: str) -> ModelInfo:
+    """Returns the model with this name, or without a name the first. Raises NotFound, and
+    InvalidArgument if there are several without a name.
+    """
+    if not models:
+        raise NotFound(f"{address} serves no model")
+    served = ", ".join(one.id for one in models[:_SHOWN]) + ", ..." * (len(models) > _SHOWN)
+    if name:
+        for one in models:
+            if one.id == name:
+                return one
+        raise NotFound(f"{address} does not serve {name!r:.100}; it serves {served}")
+    # An adapter is listed after its base model.
+    bases = [one for one in models if not one.parent]
+    if len(bases) > 1:
+        raise InvalidArgument(
+            f"{address} serves several models; name one with --model: {served}", field="model"
+        )
+    return models[0]
+
+
+def _admin(address: str, connection: Connection, model: str = "") -> AdminClient:
     return AdminClient(
-        address, timeout=STATUS_TIMEOUT_S, token=connection.token(), tls=connection.tls()
+        address,
+        timeout=STATUS_TIMEOUT_S,
+        token=connection.token(),
+        tls=connection.tls(),
+        model=model,
     )
 
 
@@ -94,7 +123,7 @@ def _neighbour(address: str, model: str, connection: Connection) -> AdminClient 
     listener, or if it serves another model. Blocks until the listener answers.
     """
     host, _, port = address.rpartition(":")
-    client = _admin(f"{host}:{int(port) % 65535 + 1}", connection)
+    client = _admin(f"{host}:{int(port) % 65535 + 1}", connection, model)
     try:
         found = client.status().model == model
     except KvRelayError:

@@ -109,8 +109,7 @@ class ClusterService(ClusterServiceServicer):
         """
         try:
             roles = [name for name in request.names if name in ROLES] if request.names else ROLES
-            model = self._named(request.model)
-            known = await _workers(model)
+            model, known = await self._of_workers(request.model, request.names)
             chosen = {worker_id for worker_id, role in known.items() if role in roles}
             chosen.update(_existing(known, [name for name in request.names if name not in ROLES]))
             await model.registry.request_restart(chosen)
@@ -150,6 +149,19 @@ class ClusterService(ClusterServiceServicer):
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.UnloadAdapterResponse()
+
+    async def _of_workers(
+        self, name: str, workers: Sequence[str]
+    ) -> tuple[ServedModel, dict[str, Role]]:
+        """Returns the model with this name, or without a name the model that all of these workers
+        serve, and its workers. Raises the errors of `_named`.
+        """
+        if not name and workers:
+            for model in self._catalogue:
+                if set(workers) <= (known := await _workers(model)).keys():
+                    return model, known
+        model = self._named(name)
+        return model, await _workers(model)
 
     def _named(self, name: str) -> ServedModel:
         """Returns the model with this name. Raises NotFound, and InvalidArgument for an empty name

@@ -173,8 +173,14 @@ def test_a_removed_adapter_leaves_the_base_model_and_its_slot(
 @pytest.mark.parametrize(
     ("targets", "reason"),
     [
-        (("lm_head",), "output heads, embeddings, experts and kv_b_proj of latent attention are not supported"),
-        (("embed_tokens",), "output heads, embeddings, experts and kv_b_proj of latent attention are not supported"),
+        (
+            ("lm_head",),
+            "output heads, embeddings, experts and kv_b_proj of latent attention are not supported",
+        ),
+        (
+            ("embed_tokens",),
+            "output heads, embeddings, experts and kv_b_proj of latent attention are not supported",
+        ),
     ],
 )
 def test_layers_that_adapters_cannot_change_are_refused(

@@ -13,14 +13,28 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.router_harness import DEMO, MemoryRegistry, RouterHarness, inference_stub
+from support.fake_worker import FakeWorkerServer
+from support.router_harness import (
+    DEMO,
+    MemoryRegistry,
+    RouterHarness,
+    cluster_config,
+    inference_stub,
+    router_before,
+)
 from unit.router.test_adapter_names import adapter_in, obedient
 from unit.router.test_end_to_end import collect
 
 from kvrelay.cli.main import run
 from kvrelay.client.admin import AdminClient
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import FailedPrecondition, InvalidArgument, NotFound
+from kvrelay.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions, models_from_proto, pb
 from router.frontend.model_card import ModelCard
@@ -209,11 +223,13 @@ async def test_operators_name_the_model(routers: Routers) -> None:
         for call in (
             lambda: client.set_pool_size(decode=2),
             lambda: client.restart("decode"),
+            lambda: client.restart("small.decode-0", "large.decode-0"),
             lambda: client.unload_adapter("sql"),
         ):
             with pytest.raises(InvalidArgument, match="model is missing"):
                 await in_thread(call)
         # A worker's name is unique in the cluster.
+        assert await in_thread(client.restart, "small.decode-0") == ("small.decode-0",)
         await in_thread(client.drain, "large.decode-0")
         with pytest.raises(NotFound, match=r"small\.decode-0"):
             await in_thread(client.drain, "medium.decode-0")
@@ -294,3 +310,31 @@ async def test_the_command_line_shows_all_models_and_changes_one(
     assert "name one" in await shown("scale", "prefill=0")
     assert "did you mean 'large'" in await shown("status", "--model", "larg")
     assert await shown("scale", "prefill=0", "--model", "large") == "prefill=0 decode=1\n"
+
+
+async def test_a_router_is_ready_beside_pools_that_have_shrunk(tmp_path: Path) -> None:
+    """An operator or a policy has made a pool smaller than it is configured."""
+    config = cluster_config(prefill=1, decode=2)
+    config = config.model_copy(update=config.with_paths([DEMO]))
+    registry = MemoryRegistry()
+    await registry.set_desired({"prefill": 0, "decode": 1})
+    server = FakeWorkerServer("decode-0", "decode", {}, 1)
+    await server.start()
+    registry.entries["decode-0"] = server.worker.info
+    try:
+        async with router_before(config, registry) as addresses, httpx.AsyncClient() as http:
+            health = await http.get(f"{addresses['http']}/health")
+            assert health.json() == {"status": "ready"}
+    finally:
+        await server.kill()
+
+
+async def test_a_request_that_came_and_went_wakes_its_model(routers: Routers) -> None:
+    """Its deadline is shorter than the start of a worker."""
+    idle = routers.models["idle"].registry
+    async with inference_stub(routers.first.grpc) as stub:
+        with pytest.raises((Unavailable, DeadlineExceeded)):
+            await collect(stub, ask("idle"), timeout_s=0.3)
+    async with asyncio.timeout(30):
+        while not any(one.waiting for one in idle.published):
+            await asyncio.sleep(0.01)

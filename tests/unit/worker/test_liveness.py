@@ -117,8 +117,8 @@ async def test_a_worker_is_given_no_work_before_its_first_real_steps(
         registry_of: list[Registry] = []
         connect = Registry.connect
 
-        async def remembered(url: str) -> Registry:
-            registry_of.append(await connect(url))
+        async def remembered(url: str, **options: str) -> Registry:
+            registry_of.append(await connect(url, **options))
             return registry_of[-1]
 
         monkeypatch.setattr(Registry, "connect", remembered)
