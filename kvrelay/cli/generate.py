@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.terminal.answer import print_answer
 from kvrelay.cli.views import render
-from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.ledger_json import ledger_to_json
 
@@ -118,10 +118,7 @@ def generate(
 
 def _print(stream: Stream) -> None:
     """Prints the answer as it arrives. Tells a person why it ends in mid-sentence."""
-    text = TypedText(sys.stdout)
-    for event in stream:
-        text.add(event.text)
-    print()
+    print_answer(event.text for event in stream)
     completion = stream.result()
     if completion.finish_reason == "length" and sys.stdout.isatty():
         count = completion.usage.completion_tokens

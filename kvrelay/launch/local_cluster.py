@@ -142,16 +142,18 @@ class LocalCluster:
         """How often the controller has ended unexpectedly and was started again."""
         return self._controller.deaths
 
-    async def worker_states(self) -> dict[str, str]:
-        """Returns the state of each worker, as it has told Redis; empty before Redis runs."""
+    async def worker_states(self) -> dict[str, str] | None:
+        """Returns the state of each worker, as it has told Redis. None while Redis does not
+        answer, and before it runs.
+        """
         if self._config.redis.url == "embedded":
-            return {}
+            return None
         try:
             async with await Registry.connect(self._config.redis.url) as registry:
                 waiting = {one.worker_id: "waits for room" for one in await registry.pending()}
                 return waiting | {one.worker_id: one.state for one in await registry.workers()}
         except Unavailable:
-            return {}
+            return None
 
     async def ended_workers(self) -> dict[str, EndedWorker]:
         """Returns the workers that have ended in the last minute; empty without Redis."""
