@@ -326,6 +326,20 @@ def test_scale_says_that_very_many_workers_are_not_known_yet(
     )
 
 
+def test_scale_beyond_the_room_is_told_before_all_workers_are_known(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.cli.pools.LOOK_S", 0.1)
+    cluster = GrowingCluster(98)
+    cluster.statuses = 2
+    with serving(cluster) as admin:
+        assert run(["scale", "decode=1000", "--admin", admin]) == 0
+    assert capsys.readouterr().err == (
+        "kvrelay: decode: 1 of 1000 workers have started so far, and 98 wait for room: no Ray node "
+        "has room for CPU 1; set decode=1, or add a node to the Ray cluster\n"
+    )
+
+
 def test_scale_down_ignores_workers_that_were_pending_before(capsys: Output) -> None:
     cluster = GrowingCluster(98)
     cluster.statuses = 2
