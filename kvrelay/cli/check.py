@@ -29,7 +29,7 @@ from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
-from kvrelay.planning.quantity import size
+from kvrelay.planning.quantity import decimal_bytes, size
 from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def _print(
     for one in pools:
         if one.auto:
             console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
+    for line in _weight_lines(pools):
+        console.print(line)
     total = sum(one.workers * one.worker_bytes for one in pools)
     console.print(
         f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
@@ -209,6 +211,17 @@ def _too_large(config: ClusterConfig, largest: LargestPools, machine: Machine) -
         f"machine has {size(machine.memory_bytes)}; {remedy}, or run the workers on more "
         "machines."
     )
+
+
+def _weight_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
+    """Explains weights that are larger in memory than in the files, once for equal pools."""
+    found = {(one.weight_bytes or 0, one.head_copy_bytes) for one in pools if one.head_copy_bytes}
+    for in_memory, copy in sorted(found):
+        own = in_memory - copy
+        yield (
+            f"Weights of {size(in_memory)}: {size(own)} ({decimal_bytes(own)}) of the model, and "
+            f"{size(copy)} for a copy of its embeddings, which CPU kernels read as the head."
+        )
 
 
 def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
