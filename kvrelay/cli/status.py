@@ -48,8 +48,10 @@ def status(
     if as_json:
         print(json.dumps(asdict(now), indent=2))
     else:
-        console = render.console(render.STATUS_WIDTH)
-        console.print(render.status_view(now, console.width))
+        # Programs read lines as they are: without a terminal or COLUMNS, none is broken.
+        console = render.console(render.UNBROKEN)
+        width = render.STATUS_WIDTH if console.width == render.UNBROKEN else console.width
+        console.print(render.status_view(now, width))
 
 
 def top(
