@@ -43,6 +43,16 @@ def test_the_effective_configuration_is_one_that_loads(
     assert rest.endswith("Ready to serve.\n")
 
 
+def test_all_bad_values_of_a_file_are_told_at_once(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("prefill: {replicas: -1}\nkv:\n  memory: much\n  blocksize: 8\n")
+    assert run(["check", "-c", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"also {file}:3: kv.memory: 'much' is not a size")
+    assert said[1].startswith(f"also {file}:4: kv.blocksize: unknown key; did you mean block_size?")
+    assert said[2:] == [f"kvrelay: {file}:1: prefill.replicas: must be at least 0, not -1"]
+
+
 def test_weights_in_memory_and_those_of_a_plan_are_told_apart(
     tmp_path: Path, capsys: Output
 ) -> None:
