@@ -64,7 +64,9 @@ def generate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE", help="UTF-8 file to read the prompt from."),
+        typer.Option(
+            "--file", metavar="FILE", help="UTF-8 file to read the prompt from; - is stdin."
+        ),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")
@@ -131,6 +133,8 @@ def _prompt(argument: str, file: Path | None) -> str:
     """
     if file is not None and argument:
         raise typer.BadParameter("PROMPT and --file are both given; give one of them.")
+    if str(file) == "-":
+        file, argument = None, "-"
     if file is None and argument != "-":
         if not argument:
             raise typer.BadParameter(

@@ -105,7 +105,7 @@ def test_chat_sends_a_users_message() -> None:
     assert router.requests[0].model == "demo"
 
 
-@pytest.mark.parametrize("how", ["-", "--file"])
+@pytest.mark.parametrize("how", ["-", "--file -", "--file"])
 def test_a_prompt_from_stdin_or_a_file(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_prompt_from_stdin_or_a_file(
     router = ScriptedRouter()
     with serving(router) as target, file.open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        arguments = ["-"] if how == "-" else ["--file", str(file)]
+        arguments = ["--file", str(file)] if how == "--file" else how.split()
         assert run(["generate", *arguments, "--target", target]) == 0
     assert router.requests[0].prompt == text
 
