@@ -68,17 +68,16 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
         if waiting := _waiting(status, pool):
             reason = most_frequent(worker.reason for worker in waiting)
             room = max(0, wanted - len(waiting))
+            remedy = f"set {pool}={room}"
             found = f"there is room for {room} of {wanted} workers, and {len(waiting)} wait for it"
             if (known := started.get(pool, 0)) < room:
                 # The controller has not asked for the others yet.
-                room = known
+                remedy = f"set a smaller {pool}=N"
                 found = (
                     f"{known} of {wanted} workers have started so far, and {len(waiting)} wait for "
                     "room"
                 )
-            yield (
-                f"{pool}: {found}: {reason}; set {pool}={room}, or add a node to the Ray cluster"
-            )
+            yield f"{pool}: {found}: {reason}; {remedy}, or add a node to the Ray cluster"
 
 
 def unknown_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def _replacements(num_lost: int, any_serves: bool) -> list[str]:
     if not num_lost:
         return []
     starts = "a new worker starts" if num_lost == 1 else f"{num_lost} new workers start"
-    return [starts if any_serves else f"{starts}; no worker serves, so requests wait for them"]
+    return [starts if any_serves else f"{starts}; no worker serves, so requests wait"]
 
 
 def _reason(worker: str, ended: Mapping[str, EndedWorker]) -> str:

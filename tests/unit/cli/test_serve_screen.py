@@ -181,6 +181,6 @@ async def test_the_loss_of_all_workers_is_told(monkeypatch: pytest.MonkeyPatch) 
         await report_changes(cast(LocalCluster, cluster), Console(file=file, width=80))
     assert [line[10:] for line in file.getvalue().splitlines()] == [
         "decode-0 has died: its process ended; the log has more",
-        "a new worker starts; no worker serves, so requests wait for them",
+        "a new worker starts; no worker serves, so requests wait",
         "decode-1 serves",
     ]
