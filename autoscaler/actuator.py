@@ -24,6 +24,10 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import POOLS, PendingWorker, PoolName, WorkerInfo
 
+# Most workers of a pool to start in one poll. A start takes tens of milliseconds, and a size beyond
+# the room of the machines must not keep the controller from reading the next one.
+_STARTS_PER_POLL = 16
+
 log = get_logger("actuator")
 
 
@@ -190,7 +194,7 @@ class Actuator:
         self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None
     ) -> None:
         """Brings the pool to `size` workers, or to `size` + 1 while `leaving` waits for its
-        successor to be ready.
+        successor to be ready. Starts at most `_STARTS_PER_POLL` workers.
         """
         workers = self._workers.of_pool(pool, size)
         staying = list(workers.staying)
@@ -207,7 +211,7 @@ class Actuator:
             # A restart can wait for the next standby worker. Its start costs the same.
             missing -= 1
         if missing > 0 and self._workers.may_start(pool):
-            for _ in range(missing):
+            for _ in range(min(missing, _STARTS_PER_POLL)):
                 await self._workers.start(pool)
         for worker_id in surplus(staying, workers.serving, infos, -missing):
             self._workers.mark_draining(worker_id, f"the pool is wanted at {size}")

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from kvrelay.cli.generate import Model, Seed, Target, Temperature
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.terminal.notes import note
+from kvrelay.cli.terminal.answer import print_answer
+from kvrelay.cli.terminal.notes import note, wrapped
 from kvrelay.cli.views import render
-from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 if TYPE_CHECKING:
-    from kvrelay.client import Client, Completion
+    from kvrelay.client import Client, Completion, Stream
     from kvrelay.client.request import GenerateOptions
 
 _PROMPT = "> "
@@ -158,19 +158,15 @@ class Conversation:
         answered: list[str] = []
         try:
             with self._client.generate(**options) as stream:
-                typed = TypedText(sys.stdout)
                 try:
-                    for event in stream:
-                        answered.append(event.text)
-                        typed.add(event.text)
+                    print_answer(_kept(stream, answered))
                 except KeyboardInterrupt:
-                    self._note("\n(ended)")
+                    self._note("(ended)")
                 else:
-                    print()
                     self._show_end(stream.result())
         except KvRelayError as error:
             self.failures += 1
-            self._note(f"{chr(10) * bool(answered)}{error.message}")
+            self._note(error.message)
         if answered:
             self._turns = [*turns, ("assistant", "".join(answered))]
 
@@ -182,7 +178,15 @@ class Conversation:
 
     def _note(self, text: str) -> None:
         # Words stay whole: a name of a file can be copied.
-        self._notes.print(text, style="dim", soft_wrap=True)
+        for line in text.splitlines():
+            self._notes.print(wrapped(line, sys.stderr), style="dim", soft_wrap=True)
+
+
+def _kept(stream: Stream, pieces: list[str]) -> Iterator[str]:
+    """Yields the text of an answer as it arrives, and appends it to `pieces`."""
+    for event in stream:
+        pieces.append(event.text)
+        yield event.text
 
 
 def _is_terminal() -> bool:

@@ -30,7 +30,7 @@ from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
-from kvrelay.planning.quantity import size
+from kvrelay.planning.quantity import decimal_bytes, size
 from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
@@ -183,6 +183,9 @@ def _print_model(console: Console, model: CheckedModel) -> None:
     for one in model.pools:
         if one.auto:
             console.print(f"kv.memory: auto of a {one.pool} worker: {one.auto}.")
+    for line in _weight_lines(model.pools):
+        console.print(line)
+    for one in model.pools:
         if one.draft_kv_bytes:
             console.print(
                 f"Draft model of each {one.pool} worker: {size(one.draft_weight_bytes)} of "
@@ -237,6 +240,17 @@ def _too_large(models: list[CheckedModel], machine: Machine) -> str:
         f"{size(total)}, and this machine has {size(machine.memory_bytes)}; {remedy}, or run the "
         "workers on more machines."
     )
+
+
+def _weight_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
+    """Explains weights that are larger in memory than in the files, once for equal pools."""
+    found = {(one.weight_bytes or 0, one.head_copy_bytes) for one in pools if one.head_copy_bytes}
+    for in_memory, copy in sorted(found):
+        own = in_memory - copy
+        yield (
+            f"Weights of {size(in_memory)}: {size(own)} ({decimal_bytes(own)}) of the model, and "
+            f"{size(copy)} for a copy of its embeddings, which CPU kernels read as the head."
+        )
 
 
 def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:

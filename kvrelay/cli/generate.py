@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.terminal.answer import print_answer
 from kvrelay.cli.views import render
-from kvrelay.cli.views.typed_text import TypedText
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.ledger_json import ledger_to_json
 
@@ -64,7 +64,9 @@ def generate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE", help="UTF-8 file to read the prompt from."),
+        typer.Option(
+            "--file", metavar="FILE", help="UTF-8 file to read the prompt from; - is stdin."
+        ),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")
@@ -118,10 +120,7 @@ def generate(
 
 def _print(stream: Stream) -> None:
     """Prints the answer as it arrives. Tells a person why it ends in mid-sentence."""
-    text = TypedText(sys.stdout)
-    for event in stream:
-        text.add(event.text)
-    print()
+    print_answer(event.text for event in stream)
     completion = stream.result()
     if completion.finish_reason == "length" and sys.stdout.isatty():
         count = completion.usage.completion_tokens
@@ -134,6 +133,8 @@ def _prompt(argument: str, file: Path | None) -> str:
     """
     if file is not None and argument:
         raise typer.BadParameter("PROMPT and --file are both given; give one of them.")
+    if str(file) == "-":
+        file, argument = None, "-"
     if file is None and argument != "-":
         if not argument:
             raise typer.BadParameter(

@@ -35,7 +35,7 @@ from kvrelay.cli.loadtest import app as loadtest
 from kvrelay.cli.options.variables import misspelled, with_variables
 from kvrelay.cli.plan import command as plan
 from kvrelay.cli.terminal.help_page import App
-from kvrelay.cli.terminal.notes import note
+from kvrelay.cli.terminal.notes import note, wrapped
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 
@@ -152,8 +152,8 @@ def run(arguments: Sequence[str]) -> int:
             message = with_variables(message, context)
         return _fail(2, f"{message}; see {where} --help")
     except KvRelayError as error:
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(note, err=True)
+        for line in "\n".join(getattr(error, "__notes__", ())).splitlines():
+            typer.echo(wrapped(line, sys.stderr), err=True)
         return _fail(2 if isinstance(error, InvalidArgument) else 1, error.message)
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:

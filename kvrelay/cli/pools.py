@@ -16,6 +16,7 @@ from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.types.workers import POOLS, PoolName
 
 if TYPE_CHECKING:
+    from kvrelay.cli.views.restart_progress import RestartProgress
     from kvrelay.client.admin import AdminClient
 
 # Most time for the workers that `scale` adds to start, or to find no room.
@@ -131,17 +132,26 @@ def restart(
         if not restarting:
             note("there is no such worker to restart")
         progress = RestartProgress(restarting)
-        for status in client.watch(0.5):
-            for line in progress.news(status):
-                print(line, flush=True)
-            if progress.over:
-                break
-        else:
-            raise Unavailable(
-                f"{admin} closed the connection; the restart continues, and `kvrelay status` shows "
-                "its progress"
-            )
+        try:
+            for status in client.watch(0.5):
+                for line in progress.news(status):
+                    print(line, flush=True)
+                if progress.over:
+                    break
+            else:
+                raise Unavailable(f"{admin} closed the connection; {_goes_on(progress)}")
+        except KeyboardInterrupt:
+            note(_goes_on(progress))
+            raise
     progress.check()
+
+
+def _goes_on(progress: RestartProgress) -> str:
+    """Says how far a restart is that this command does not watch any more."""
+    return (
+        f"{progress.summary}; the restart continues in the cluster, and `kvrelay status` shows its "
+        "workers"
+    )
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:

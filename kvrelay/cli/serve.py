@@ -110,6 +110,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
     from kvrelay.cli.terminal.serve_screen import (
         new_log_file,
         print_next_steps,
+        ready_line,
         removed_if_empty,
         report_changes,
         show_progress,
@@ -148,6 +149,7 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
             one.cancel()
         await asyncio.gather(*watch, return_exceptions=True)
     if not starting.done():
+        note("stopping; the cluster was not ready yet")
         with console.status("stopping") if on_screen else nullcontext():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -158,7 +160,8 @@ async def _serve(config: Any, ray_address: str | None, on_screen: bool) -> int:
         if log_path is not None and not removed_if_empty(log_path):
             refusal.add_note(f"The log is in {log_path}")
         raise refusal
-    print(wrapped(str(cluster.endpoints), sys.stdout), flush=True)
+    line = ready_line(cluster.endpoints) if sys.stdout.isatty() else str(cluster.endpoints)
+    print(wrapped(line, sys.stdout), flush=True)
     if log_path is not None:
         print_next_steps(console, config, cluster.endpoints, log_path)
     reporting = asyncio.create_task(report_changes(cluster, console)) if on_screen else None

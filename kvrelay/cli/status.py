@@ -56,9 +56,11 @@ def status(
         documents = [asdict(one) for one in found]
         print(json.dumps(documents[0] if len(found) == 1 else documents, indent=2))
         return
-    console = render.console(render.STATUS_WIDTH)
+    # Programs read lines as they are: without a terminal or COLUMNS, none is broken.
+    console = render.console(render.UNBROKEN)
+    width = render.STATUS_WIDTH if console.width == render.UNBROKEN else console.width
     for place, now in enumerate(found):
-        console.print(*([""] if place else []), render.status_view(now, console.width), sep="\n")
+        console.print(*([""] if place else []), render.status_view(now, width), sep="\n")
 
 
 def top(

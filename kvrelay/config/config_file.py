@@ -37,6 +37,8 @@ _MAX_PROFILE = 2**20
 _LEAST_STEP_S = 1e-9
 # Characters of an error.
 _MAX_MESSAGE = 400
+# Errors of one file, beside the first.
+_MAX_OTHERS = 9
 
 # Command-line options that override a key. Errors name the option that the user typed.
 _OPTIONS = {
@@ -276,24 +278,33 @@ def validated(
     *,
     show_values: bool = True,
 ) -> Config:
-    """Validates the file against the model `kind`. Raises ConfigError. With show_values=False, the
-    error contains no values of the file, for files whose values must not appear in logs.
+    """Validates the file against the model `kind`. Raises a ConfigError for the first bad value,
+    with a note for each other one. With show_values=False, the error contains no values of the
+    file, for files whose values must not appear in logs.
     """
     try:
         # Validation goes through JSON. Its strict mode accepts lists for tuples, but neither
         # booleans nor strings for numbers.
         return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
     except ValidationError as error:
-        loc, first = min(
-            ((_loc(one), one) for one in error.errors(include_url=False)),
-            key=lambda one: file.line(one[0]),
+        found: dict[KeyPath, ErrorDetails] = {}
+        for one in error.errors(include_url=False):
+            found.setdefault(_loc(one), one)
+        first, *others = (
+            _problem(loc, _explain(found[loc], kind, show_values), file, overrides.get(loc))
+            for loc in sorted(found, key=file.line)
         )
-        message = _explain(first, kind, show_values)[:_MAX_MESSAGE]
-        dotted = overrides.get(loc)
-        where = file.where(loc) if dotted is None else _OPTIONS.get(dotted, "option")
-        raise ConfigError(
-            ": ".join(part for part in (where, key_text(loc), message) if part)
-        ) from None
+        problem = ConfigError(first)
+        for other in others[:_MAX_OTHERS]:
+            problem.add_note(f"also {other}")
+        raise problem from None
+
+
+def _problem(loc: KeyPath, message: str, file: YamlFile, dotted: str | None) -> str:
+    """Returns the line for one bad value. dotted: the override that set it, if one did."""
+    where = file.where(loc) if dotted is None else _OPTIONS.get(dotted, "option")
+    parts = (where, key_text(loc), message[:_MAX_MESSAGE])
+    return ": ".join(part for part in parts if part)
 
 
 def _loc(error: ErrorDetails) -> KeyPath:

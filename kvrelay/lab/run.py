@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvrelay.bench.environment import model_folder
 from kvrelay.bench.run import Progress
-from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.errors import KvRelayError
 from kvrelay.lab.engine_experiment import measure_engine
 from kvrelay.lab.figures import EngineFigures, LabFigures, NeighbourFigures
 from kvrelay.lab.noisy_neighbour import FORMS, cluster_form, measure_neighbour
+from kvrelay.models.model_files import check_model_files
 from kvrelay.process.machine import processor_name
 
 # Share of the time for each experiment: the engine, the engine with int8 weights, and the streams
@@ -73,7 +74,7 @@ def run_lab(
     return LabFigures(
         model=options.model,
         machine=processor_name(),
-        weight_bytes=sum(one.stat().st_size for one in find_checkpoint(path).weights),
+        weight_bytes=sum(one.num_bytes for one in check_model_files(Path(path))),
         engine=engine,
         int8=int8,
         prompt_tokens=prompt_tokens,

@@ -147,13 +147,19 @@ class LocalCluster:
         """How often the controller has ended unexpectedly and was started again."""
         return self._controller.deaths
 
-    async def worker_states(self) -> dict[str, str]:
-        """Returns the state of each worker, as it has told Redis; empty before Redis runs."""
+    async def worker_states(self) -> dict[str, str] | None:
+        """Returns the state of each worker, as it has told Redis. None while Redis does not
+        answer, and before it runs.
+        """
+        if self._config.redis.url == "embedded":
+            return None
         states: dict[str, str] = {}
-        with suppress(Unavailable):
+        try:
             async for registry in self._registries():
                 states |= {one.worker_id: "waits for room" for one in await registry.pending()}
                 states |= {one.worker_id: one.state for one in await registry.workers()}
+        except Unavailable:
+            return None
         return states
 
     async def ended_workers(self) -> dict[str, EndedWorker]:

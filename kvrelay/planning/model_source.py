@@ -42,7 +42,7 @@ def published(model: PublishedModel, weights: str | None) -> PlannedModel:
     native = _SHORT.get(model.weights, model.weights)
     dtype = weights or native
     size = model.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{plain(model.parameters / 1e9, 4)} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{plain(model.parameters / 1e9, 4)} billion parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if dtype == native and model.weight_bytes:
         size, told = model.weight_bytes, "published checkpoint"
     memory = ModelMemory(shape, size, dtype, told)
@@ -67,7 +67,7 @@ def described(
     native = _native_dtype(config)
     dtype = weights or native
     size = shape.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{plain(shape.parameters / 1e9, 4)} B parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{plain(shape.parameters / 1e9, 4)} billion parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if tensors is not None:
         _check_parameters(name, shape, config, tensors)
         if weights is None:
@@ -113,6 +113,7 @@ def _check_parameters(
         return
     if abs(held - said) > _TOLERANCE * said:
         raise FailedPrecondition(
-            f"{name}: config.json describes {plain(said / 1e9, 4)} B parameters, and the files of "
-            f"the weights hold {plain(held / 1e9, 4)} B; they belong to different models"
+            f"{name}: config.json describes {plain(said / 1e9, 4)} billion parameters, and the "
+            f"files of the weights hold {plain(held / 1e9, 4)} billion; they belong to different "
+            "models"
         )

@@ -68,8 +68,8 @@ def test_the_printed_commands_work_and_the_log_is_in_a_file(tmp_path: Path) -> N
         workers = [one for pool in json.loads(described.stdout)["pools"] for one in pool["workers"]]
         (pid,) = (one["pid"] for one in workers if one["worker_id"] == "decode-0")
         os.kill(pid, signal.SIGKILL)
-        gone = r"\d\d:\d\d:\d\d  decode-0 is gone: its process ended; the log has more"
-        assert re.search(gone, read_to(terminal, "is gone"))
+        gone = r"\d\d:\d\d:\d\d  decode-0 has died: its process ended; the log has more"
+        assert re.search(gone, read_to(terminal, "has died"))
         assert re.search(r"decode-\d+ serves", read_to(terminal, "serves"))
         serve.send_signal(signal.SIGINT)
         assert "the log is in" in read_to(terminal, "the log is in")

@@ -57,15 +57,6 @@ _TAKES = {
     "tls_cert": ("pem",),
     "tls_key": ("pem",),
 }
-# The formats that kvrelay's own JSON files name.
-_FORMATS = {
-    "kvrelay-profile-1": "profile",
-    "kvrelay-step-costs-1": "costs",
-    "kvrelay-loadtest-1": "report",
-    "kvrelay-loadtest-sweep-1": "sweep",
-    "kvrelay-plan-1": "plan",
-    "kvrelay-simulation-sweep-1": "simulation",
-}
 
 
 def misplaced_file(context: Any) -> str | None:
@@ -111,7 +102,7 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 def _kind_of_json(text: str) -> str | None:
     # A long report is not parsed for its format, which comes first.
-    for name, kind in _FORMATS.items():
+    for name, kind in _formats().items():
         if f'"format": "{name}"' in text[:200]:
             return kind
     try:
@@ -119,6 +110,22 @@ def _kind_of_json(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return "model" if {"model_type", "architectures"} & set(document) else None
+
+
+def _formats() -> dict[str, str]:
+    """Returns the formats that kvrelay's own JSON files name, with the kind of each."""
+    from kvrelay.loadtest.report import report_file
+    from kvrelay.planning import plan_json, profile, step_cost_model
+    from kvrelay.simulation import sweep
+
+    return {
+        profile.FORMAT: "profile",
+        step_cost_model.FORMAT: "costs",
+        report_file.FORMAT: "report",
+        report_file.SWEEP_FORMAT: "sweep",
+        plan_json.FORMAT: "plan",
+        sweep.FORMAT: "simulation",
+    }
 
 
 def _kind_of_yaml(text: str) -> str | None:

@@ -138,7 +138,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_to_json(found), indent=2, allow_nan=False))
     else:
-        print_plan(plan_view(found, formulas=formulas))
+        print_plan(plan_view(found, formulas=formulas, device_by_default=device is None))
     from kvrelay.loadtest.report.report_file import write
 
     if step_costs is not None:

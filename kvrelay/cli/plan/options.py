@@ -119,7 +119,9 @@ LinkEfficiency = Annotated[
 Price = Annotated[
     float | None,
     typer.Option(
-        metavar="AMOUNT", help="Price of one device for one hour.", rich_help_panel=_DEVICE
+        metavar="AMOUNT",
+        help="Price of one device for one hour, in any currency; costs are in the same.",
+        rich_help_panel=_DEVICE,
     ),
 ]
 Costs = Annotated[

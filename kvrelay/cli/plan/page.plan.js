@@ -36,7 +36,7 @@ function pageHead() {
   const model = PLAN.model;
   document.getElementById("top").append(
     element("h1", {}, `${model.name} on ${PLAN.devices} × ${PLAN.device.full_name}`),
-    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${exact(model.parameters / 1e9)} B parameters, ${exact(model.active_parameters / 1e9)} B active per token; ${model.layers} layers: ${model.attention}`),
+    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${exact(model.parameters / 1e9)} billion parameters, ${exact(model.active_parameters / 1e9)} billion active per token; ${model.layers} layers: ${model.attention}`),
     element("div", { class: "chips" }, element("span", { class: "chip" }, element("b", {}, "model "), model.source), element("span", { class: "chip" }, element("b", {}, "device "), PLAN.device.source)),
     ...PLAN.notes.map((one) => element("div", { class: "banner" }, one)));
 }
@@ -58,7 +58,7 @@ function cluster() {
     element("div", { class: "rail" }, devices ? element("div", { class: "track", style: `width:${(100 * devices) / widest}%` },
       ...parts.filter(([, pool]) => pool).map(([paint, pool]) => element("div", { style: `width:${(100 * pool.workers * pool.degree) / devices}%;background:${colour(paint)}` }))) : element("span", { class: "sub" }, impossible)),
     element("div", { class: "end" }, devices ? `${count(devices)} ${devices === 1 ? "device" : "devices"}` : "–")));
-  const cost = found.cost ? `Cost: ${exact(found.cost.per_hour)} per hour, ${exact(found.cost.per_million_output)} per million answer tokens.` : "";
+  const cost = found.cost ? `Cost in the currency of --price: ${exact(found.cost.per_hour)} per hour, ${exact(found.cost.per_million_output)} per million answer tokens.` : "";
   return [...block("Cluster for the workload", `${workload.source}: ${exact(workload.rate_per_second)} requests/s, arrival SCV ${exact(workload.arrival_scv)}, prompts ${exact(workload.mean_prompt_tokens)} and answers ${exact(workload.mean_answer_tokens)} tokens on average. SLO: TTFT ${exact(1000 * slo.ttft_s)} ms and ITL ${exact(1000 * slo.itl_s)} ms for ${percent(slo.attainment)} of the requests.`),
     element("div", { class: `banner${found.disaggregate ? "" : " bad"}` }, `${found.verdict} Bottleneck: ${found.bottleneck}. ${cost}`),
     element("div", { style: "height:14px" }),
@@ -81,7 +81,7 @@ function plots() {
       { unit: " TFLOP/s", xUnit: "op/B", logY: true }),
     curves("Decode step", "ms over the batch. A step reads the weights once, and the KV of each sequence.", [line("step", "decode", CURVES.step_ms)], { unit: " ms", xUnit: "sequences", limits: [[itl, `ITL ${exact(itl)} ms`]] }),
     curves("Decode throughput", "Tokens per second of one worker over the batch.", [line("tokens/s", "decode", CURVES.tokens_per_s)], { unit: " tokens/s", xUnit: "sequences", format: short }),
-    curves("Hand-off", `ms over prompt tokens, at ${scaled(PLAN.handoff.bytes_per_second, "B/s")} in chunks of ${count(PLAN.handoff.chunk_tokens)} tokens. Exposed: after the end of the prefill.`, [line("prefill", "prefill", CURVES.prefill_ms), line("transfer", "handoff", CURVES.transfer_ms), line("exposed", "error", CURVES.exposed_ms)],
+    curves("Hand-off", `ms over prompt tokens, at ${scaled(PLAN.handoff.bytes_per_second, "B/s")} in chunks of ${count(PLAN.handoff.chunk_tokens)} tokens. Exposed: after the end of the prefill.`, [line("prefill in chunks", "prefill", CURVES.prefill_ms), line("transfer", "handoff", CURVES.transfer_ms), line("exposed", "error", CURVES.exposed_ms)],
       { unit: " ms", xUnit: "tokens", logY: true, xFormat: short }));
 }
 
@@ -89,14 +89,15 @@ function tables() {
   const kv = Object.keys(PLAN.kv.native_bytes_per_token).map((dtype) => [dtype, kibibytes(PLAN.kv.native_bytes_per_token[dtype]), kibibytes(PLAN.kv.compact_bytes_per_token[dtype])]);
   const contexts = PLAN.longest_context.map((one) => [count(one.users), count(one.tokens), count(one.tokens_by_memory), count(one.tokens_by_latency), one.tokens_by_model === null ? "–" : count(one.tokens_by_model), one.limit]);
   const users = PLAN.most_users.map((one) => [count(one.context_tokens), count(one.users), count(one.users_by_memory), count(one.users_by_latency)]);
-  const steps = PLAN.roofline.steps.map((one) => [`${one.phase}, ${count(one.size)}${one.phase === "decode" ? ` × ${count(one.context)}` : ""} tokens`, scaled(one.operations, "FLOP"), scaled(one.moved_bytes, "B"), exact(one.intensity), one.bound, ms(1000 * one.seconds)]);
+  const steps = PLAN.roofline.steps.map((one) => [`${one.phase} step, ${count(one.size)}${one.phase === "decode" ? ` × ${count(one.context)}` : ""} tokens`, scaled(one.operations, "FLOP"), scaled(one.moved_bytes, "B"), exact(one.intensity), one.bound, ms(1000 * one.seconds)]);
   const handoffs = PLAN.handoff.prompts.map((one) => [count(one.tokens), scaled(one.num_bytes, "B"), ms(1000 * one.transfer_s), ms(1000 * one.prefill_s), ms(1000 * one.exposed_s), percent(one.hidden_share)]);
+  const worker = `${count(PLAN.devices)} device${PLAN.devices === 1 ? "" : "s"}`;
   return element("div", { class: "grid" },
     card("KV per token", `native: as kvrelay's engine keeps it; compact: latent vectors of MLA.`, table(["dtype", "native", "compact"], kv)),
-    card("Longest context", "Tokens of each user.", table(["users", "tokens", "by memory", "by ITL", "by model", "wall"], contexts)),
-    card("Most users", null, table(["context, tokens", "users", "by memory", "by ITL"], users)),
-    card("Steps", "Lower bounds of time, with the assumed efficiencies.", table(["step", "operations", "bytes", "op/B", "bound", "time"], steps)),
-    card("Hand-offs", null, table(["prompt, tokens", "bytes", "transfer", "prefill", "exposed", "hidden"], handoffs)));
+    card("Longest context", `Tokens of each user, on a worker of ${worker}.`, table(["users", "tokens", "by memory", "by ITL", "by model", "wall"], contexts)),
+    card("Most users", `On a worker of ${worker}.`, table(["context, tokens", "users", "by memory", "by ITL"], users)),
+    card("Steps", `Lower bounds of time on a worker of ${worker}, with the assumed efficiencies.`, table(["step", "operations", "bytes", "op/B", "bound", "time"], steps)),
+    card("Hand-offs", `From a worker of ${worker}.`, table(["prompt, tokens", "bytes", "transfer", "prefill in chunks", "exposed", "hidden"], handoffs)));
 }
 
 pageHead();

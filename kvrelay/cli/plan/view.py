@@ -26,9 +26,18 @@ def print_plan(view: RenderableType) -> None:
     Console(markup=False, highlight=False, width=width).print(view)
 
 
-def plan_view(plan: Plan, *, formulas: bool = False) -> RenderableType:
-    """Renders all sections. formulas: whether the formulas and their sources are one of them."""
-    parts: list[RenderableType] = [_header(plan), _kv(plan), _memory(plan), _walls(plan)]
+def plan_view(
+    plan: Plan, *, formulas: bool = False, device_by_default: bool = False
+) -> RenderableType:
+    """Renders all sections. formulas: whether the formulas and their sources are one of them.
+    device_by_default: whether the user named no device.
+    """
+    parts: list[RenderableType] = [
+        _header(plan, device_by_default),
+        _kv(plan),
+        _memory(plan),
+        _walls(plan),
+    ]
     parts += [_users(plan), _roofline(plan), _handoff(plan), _notes(plan)]
     if formulas:
         parts += [_references()]
@@ -59,18 +68,18 @@ def _facts(*facts: tuple[str, str]) -> Table:
     return table
 
 
-def _header(plan: Plan) -> RenderableType:
+def _header(plan: Plan, by_default: bool) -> RenderableType:
     question, model = plan.question, plan.question.model
     active = ""
     if model.active_parameters < 0.98 * model.parameters:
-        active = f", {plain(model.active_parameters / 1e9, 3)} B active per token"
+        active = f", {plain(model.active_parameters / 1e9, 3)} billion active per token"
     eff, device = question.efficiency, question.device
     return Group(
         Text("Model and device", style="bold"),
         _facts(
             (
                 "model",
-                f"{model.name}: {plain(model.parameters / 1e9, 4)} B parameters{active}; "
+                f"{model.name}: {plain(model.parameters / 1e9, 4)} billion parameters{active}; "
                 f"{plan.kv.kinds}",
             ),
             ("  source", model.source),
@@ -81,10 +90,16 @@ def _header(plan: Plan) -> RenderableType:
                 f"{rate_of(device.bandwidth, 'B/s')}, network {rate_of(device.network, 'B/s')}",
             ),
             ("  source", device.source),
+            *((("  chosen", "by default; --device NAME plans for another"),) if by_default else ()),
             (
                 "  reached",
                 f"{eff.compute:.0%} of the matrix rate, {eff.bandwidth:.0%} of the bandwidth, "
                 f"{eff.link:.0%} of the links (assumed)",
+            ),
+            (
+                "worker",
+                f"{_devices(plan.devices)}: tensor parallel degree {plan.devices} (TP "
+                f"{plan.devices})",
             ),
         ),
     )
@@ -149,7 +164,7 @@ def _walls(plan: Plan) -> RenderableType:
         f"A decode step that reads a full memory takes {seconds(plan.full_step_s)}: with an ITL "
         "below that, the latency is the wall, not the memory."
     )
-    title = "Longest context of each user, in tokens"
+    title = f"Longest context of each user, in tokens (TP {plan.devices})"
     return Group(_section(title), table, note)
 
 
@@ -163,13 +178,13 @@ def _users(plan: Plan) -> RenderableType:
             _count(one.by_memory),
             _count(one.by_latency),
         )
-    return Group(_section("Most users of a context"), table)
+    return Group(_section(f"Most users of a context (TP {plan.devices})"), table)
 
 
 def _roofline(plan: Plan) -> RenderableType:
     table = _table("step", "operations", "bytes", "op/B", "bound", "time", text=("bound",))
     for point in plan.points:
-        what = f"{point.phase} of {point.size:,} tokens"
+        what = f"prefill, {point.size:,} tokens"
         if point.phase == "decode":
             what = f"decode, {point.size:,} x {point.context:,} tokens"
         table.add_row(
@@ -186,11 +201,11 @@ def _roofline(plan: Plan) -> RenderableType:
         f"{rate_of(roofline.bytes_per_s, 'B/s')}; above {grouped(roofline.ridge, 3)} op/B "
         "operations bound a step."
     )
-    return Group(_section("Roofline"), table, note)
+    return Group(_section(f"Roofline of one step (TP {plan.devices})"), table, note)
 
 
 def _handoff(plan: Plan) -> RenderableType:
-    table = _table("prompt", "bytes", "transfer", "prefill", "exposed", "hidden")
+    table = _table("prompt", "bytes", "transfer", "prefill in chunks", "exposed", "hidden")
     for one in plan.handoffs:
         table.add_row(
             f"{one.tokens:,}",
@@ -202,6 +217,7 @@ def _handoff(plan: Plan) -> RenderableType:
         )
     chunk = plan.question.chunk_tokens
     title = f"Hand-off at {rate_of(plan.handoff_rate, 'B/s')}, chunks of {chunk:,} tokens"
+    title += f" (TP {plan.devices})"
     return Group(_section(title), table)
 
 
@@ -262,7 +278,7 @@ def _cluster(plan: Plan, advice: Advice) -> RenderableType:
         parts += [
             _section(f"Cost of {_devices(advice.chosen_devices)}"),
             _facts(
-                ("per hour", grouped(cost.per_hour, 4)),
+                ("per hour", f"{grouped(cost.per_hour, 4)}, in the currency of --price"),
                 (
                     "per million",
                     f"{grouped(cost.per_million_output, 4)} for answer tokens, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from typing import TextIO
+from typing import IO
 
 import typer
 
@@ -15,7 +15,7 @@ def note(text: str) -> None:
     typer.echo(wrapped(f"kvrelay: {text}", sys.stderr), err=True)
 
 
-def wrapped(line: str, file: TextIO) -> str:
+def wrapped(line: str, file: IO[str]) -> str:
     """Returns a line in lines of the terminal's width, and as it is for other files."""
     if not file.isatty():
         return line

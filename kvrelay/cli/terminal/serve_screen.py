@@ -14,7 +14,8 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +23,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
+from kvrelay.cli.terminal.notes import wrapped
+from kvrelay.cli.views.worker_news import WorkerNews
 from kvrelay.compiler.compiled import is_compiled
 from kvrelay.config.listen import ListenConfig
 from kvrelay.models import DEMO, TOKENIZER_FILE, has_tokenizer
 from kvrelay.planning.quantity import size
-from kvrelay.types.workers import POOLS, EndedWorker, PoolName
+from kvrelay.types.workers import POOLS, PoolName
 
 if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
@@ -98,7 +101,7 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
     shown: dict[str, str] = {}
     compiles, began = True, time.monotonic()
     while True:
-        shown |= await cluster.worker_states()
+        shown |= await cluster.worker_states() or {}
         if shown or cluster.download is None or cluster.download.is_complete:
             # Reads and hashes the sources, and once they are compiled they stay so.
             compiles = compiles and await asyncio.to_thread(compiles_kernels)
@@ -110,46 +113,24 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
 
 
 async def report_changes(cluster: LocalCluster, console: Console) -> None:
-    """Prints a line when a worker is gone or begins to serve, and when the controller has ended,
+    """Prints a line when a worker has ended or begins to serve, and when the controller has ended,
     until cancelled. The log has the reasons.
     """
-    before, deaths = await cluster.worker_states(), 0
+    news, deaths = WorkerNews(await cluster.worker_states() or {}), 0
     while True:
         await asyncio.sleep(_WATCH_S)
-        after = await cluster.worker_states()
-        ended = await cluster.ended_workers() if before.keys() - after.keys() else {}
-        # Empty while Redis does not answer.
-        lines = list(changes(before, after, ended)) if after else []
+        states = await cluster.worker_states()
+        lines = []
         if cluster.controller_deaths > deaths:
             deaths = cluster.controller_deaths
             lines.append(_CONTROLLER_GONE)
+            news.forget_served()
+        if states is not None:
+            ended = {} if news.is_complete(states) else await cluster.ended_workers()
+            lines += news.lines(states, ended)
         for line in lines:
-            console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, highlight=False)
-        before = after or before
-
-
-def changes(
-    before: Mapping[str, str], after: Mapping[str, str], ended: Mapping[str, EndedWorker]
-) -> Iterator[str]:
-    """Yields a line for each worker that served and has ended, or serves since: first the lost
-    workers, and those that stopped for a successor after it. `ended`: what the controller says of
-    workers that have ended.
-    """
-    gone = [
-        worker
-        for worker, state in sorted(before.items())
-        if worker not in after and state in ("ready", "draining")
-    ]
-    stopped = [worker for worker in gone if worker in ended and ended[worker].drained]
-    for worker in gone:
-        if worker not in stopped:
-            reason = f": {ended[worker].reason}" if worker in ended else ""
-            yield f"{worker} is gone{reason}; the log has more"
-    for worker, state in sorted(after.items()):
-        if state == "ready" and before.get(worker) != "ready":
-            yield f"{worker} serves"
-    for worker in stopped:
-        yield f"{worker} has stopped: {ended[worker].reason}"
+            timed = f"{time.strftime('%H:%M:%S')}  {line}"
+            console.print(wrapped(timed, console.file), markup=False, highlight=False)
 
 
 def compiles_kernels() -> bool:
@@ -179,6 +160,14 @@ def progress_line(states: Mapping[str, str], compiles: bool = False) -> str:
     else:
         each = [f"{count} {state}" for state, count in sorted(Counter(states.values()).items())]
     return f"starting workers: {', '.join(each)}{note}"
+
+
+def ready_line(endpoints: Endpoints) -> str:
+    """Returns the ready line for a person: it fits 80 columns, since the address of HTTP is without
+    its scheme. The URL of the status page has that.
+    """
+    _, _, http = endpoints.http.partition("://")
+    return str(replace(endpoints, http=http))
 
 
 def print_next_steps(

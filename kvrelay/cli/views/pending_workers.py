@@ -51,7 +51,10 @@ def most_frequent(reasons: Iterable[str]) -> str:
 
 def are_known(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> bool:
     """Whether each of the wanted workers has started, or has found no room."""
-    return not any(unknown_lines(status, sizes))
+    return all(
+        len(pool.workers) + len(_waiting(status, pool.name)) >= sizes.get(pool.name, 0)
+        for pool in status.pools
+    )
 
 
 def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:
@@ -60,22 +63,30 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
 
     sizes: the wanted sizes of the pools. Their status may still have the old ones.
     """
+    started = {pool.name: len(pool.workers) for pool in status.pools}
     for pool, wanted in sizes.items():
         if waiting := _waiting(status, pool):
-            room = max(0, wanted - len(waiting))
             reason = most_frequent(worker.reason for worker in waiting)
-            yield (
-                f"{pool}: there is room for {room} of {wanted} workers, and {len(waiting)} wait "
-                f"for it: {reason}; set {pool}={room}, or add a node to the Ray cluster"
-            )
+            room = max(0, wanted - len(waiting))
+            remedy = f"set {pool}={room}"
+            found = f"there is room for {room} of {wanted} workers, and {len(waiting)} wait for it"
+            if (known := started.get(pool, 0)) < room:
+                # The controller has not asked for the others yet.
+                remedy = f"set a smaller {pool}=N"
+                found = (
+                    f"{known} of {wanted} workers have started so far, and {len(waiting)} wait for "
+                    "room"
+                )
+            yield f"{pool}: {found}: {reason}; {remedy}, or add a node to the Ray cluster"
 
 
 def unknown_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:
-    """Yields a line per pool with wanted workers that have neither started nor found no room."""
+    """Yields a line per pool with wanted workers that have neither started nor found no room. The
+    line of `room_lines` tells of the pools in which others found none.
+    """
     for pool in status.pools:
         wanted = sizes.get(pool.name, 0)
-        known = len(pool.workers) + len(_waiting(status, pool.name))
-        if known < wanted:
+        if len(pool.workers) < wanted and not _waiting(status, pool.name):
             yield (
                 f"{pool.name}: {len(pool.workers)} of {wanted} workers have started so far; "
                 "`kvrelay status` shows the others"

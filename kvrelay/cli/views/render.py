@@ -27,8 +27,10 @@ _PIPED_WIDTH = 140
 # A change by an operator is not a decision.
 NO_DECISION = "No decision of a scaling policy yet."
 NO_WORKER = "No worker runs."
-# Columns of `kvrelay status` without a terminal.
+# Columns for which `kvrelay status` is laid out without a terminal. Its lines may be longer.
 STATUS_WIDTH = 100
+# Columns of an output whose lines must not be broken.
+UNBROKEN = 10_000
 
 
 def console(piped_width: int = _PIPED_WIDTH) -> Console:

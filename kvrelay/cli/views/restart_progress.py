@@ -33,6 +33,13 @@ class RestartProgress:
         """Whether each worker was replaced or forgotten."""
         return not self._left
 
+    @property
+    def summary(self) -> str:
+        """How many workers were replaced, and which are left."""
+        done = self._all - len(self._left) - len(self._forgotten)
+        left = f", not yet {', '.join(self._left)}" if self._left else ""
+        return f"{done} of {self._all} workers replaced{left}"
+
     def news(self, status: ClusterStatus) -> list[str]:
         """Returns the lines to print for a new status."""
         states: dict[str, str] = {one.worker_id: one.state for one in status.standby}

@@ -30,6 +30,7 @@ class TypedText:
         # 0: unknown, or the file is no terminal.
         self._width = _usable_width(file) if self._is_terminal else 0
         self._begun = not self._is_terminal
+        self._in_line = False
         self._column = 0
         self._word = ""
         # The last characters, which a terminal may show as one.
@@ -44,8 +45,18 @@ class TypedText:
             self._begun = bool(text)
         if self._width:
             text = "".join(map(self._placed, text))
+        if text:
+            self._in_line = not text.endswith("\n")
         self._file.write(text)
         self._file.flush()
+
+    def end_line(self) -> None:
+        """Begins a new line for something else, unless the text is at the begin of one."""
+        if self._in_line:
+            self._file.write("\n")
+            self._file.flush()
+            self._in_line = False
+            self._column, self._word, self._cluster = 0, "", ""
 
     def _placed(self, character: str) -> str:
         """Returns the character, with what moves it and its word to the next line if needed."""

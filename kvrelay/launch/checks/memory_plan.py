@@ -51,6 +51,8 @@ class PoolMemory:
     # Weights, as far as they are known, and KV of the draft model.
     draft_weight_bytes: int = 0
     draft_kv_bytes: int = 0
+    # Part of `weight_bytes`: the copy of shared embeddings that the CPU kernels read as the head.
+    head_copy_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -106,7 +108,8 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
     def of(pool: PoolName) -> PoolMemory:
         kv, section = config.pool_kv(pool), config.pool(pool)
         packs = not section.resources.num_gpus and section.tensor_parallel == 1
-        weights = tensors and weight_bytes(tensors, dtype, section.weights, packs=packs)
+        packed_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=packs)
+        model_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=False)
         layout = (
             kv_layout(model, kv.block_size, kv.dtype, dtype, latents=config.keeps_latents)
             if longest
@@ -118,7 +121,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
         found = PoolMemory(
             pool,
             section.replicas,
-            weights or None,
+            packed_bytes or None,
             0,
             layout.block_bytes if layout else 0,
             kv.block_size,
@@ -128,6 +131,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
             disk_tier_path="" if disk is None else disk.path,
             draft_weight_bytes=drafting.weight_bytes if drafting and pool == "decode" else 0,
             draft_kv_bytes=drafting.kv_bytes if drafting and pool == "decode" else 0,
+            head_copy_bytes=packed_bytes - model_bytes,
         )
         if kv.memory != "auto":
             return replace(found, kv_bytes=kv.memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -52,18 +53,21 @@ def report_table(report: Report) -> RenderableType:
 
 def sweep_table(sweep: Sweep) -> RenderableType:
     """Returns a table with one line per rate. Latencies are in milliseconds."""
-    table = Table(title="milliseconds", title_justify="left")
+    # With boxes around the cells, a terminal of 80 columns cuts the headers.
+    table = Table(
+        title="milliseconds", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for column in (
         "requests/s",
-        "within SLOs",
+        "within\nSLOs",
         "goodput/s",
         "errors",
-        "TTFT p50",
-        "p99",
-        "TPOT p50",
-        "ITL p99",
+        "TTFT\np50",
+        "TTFT\np99",
+        "TPOT\np50",
+        "ITL\np99",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for rate, report in sweep.runs:
         latencies = report.latencies()
         cells = (("TTFT", "median"), ("TTFT", "p99"), ("TPOT", "median"), ("ITL", "p99"))

@@ -282,6 +282,21 @@ async def test_a_worker_that_no_node_has_room_for_is_waited_for_and_shown(
     await fleet.die("decode-0")
 
 
+async def test_a_size_beyond_all_room_can_be_taken_back(registry: Registry) -> None:
+    """The controller asks for some workers at a time, and reads the wanted size in between."""
+    names = {f"decode-{number}" for number in range(1, 1000)}
+    fleet = Fleet(registry, without_room=names)
+    actuator = Actuator(registry, fleet, {"decode": 1000}, clock=ManualClock())
+    await actuator.tick()
+    await actuator.tick()
+    assert len(fleet.pools) < 100
+    assert len(await registry.pending()) > 1, "operators see them meanwhile"
+    await registry.set_desired({"decode": 1})
+    await actuator.tick()
+    assert sorted(fleet.pools) == ["decode-0"]
+    await fleet.die("decode-0")
+
+
 async def test_a_worker_that_is_seen_but_never_ready_is_given_up(registry: Registry) -> None:
     fleet = Fleet(registry, first_state="starting")
     actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)

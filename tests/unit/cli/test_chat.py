@@ -96,6 +96,22 @@ def test_a_failed_answer_is_one_line_and_not_kept(
     assert re.match(r"127.0.0.1:\d+: too long\n", capsys.readouterr().err)
 
 
+def test_an_error_has_lines_of_its_own_on_a_terminal(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    words = [f"word{number}" for number in range(20)]
+    router = ScriptedRouter([tokens(0, 1), InvalidArgument(" ".join(words), field="messages")])
+    talk(["one"], router, monkeypatch, code=1)
+    out, err = capsys.readouterr()
+    assert out == "t1\n"
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", err).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split()[1:] == words
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin1", "utf-8"])
 def test_a_pipe_is_read_as_utf_8(encoding: str) -> None:
     router = ScriptedRouter()

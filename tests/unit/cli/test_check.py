@@ -18,6 +18,7 @@ from kvrelay.cli.main import run
 from kvrelay.config.config_file import load_config
 from kvrelay.config.redis_url import without_password
 from kvrelay.models import resolve_model
+from kvrelay.planning.quantity import decimal_bytes
 from kvrelay.process.machine import Machine
 
 Output = pytest.CaptureFixture[str]
@@ -40,6 +41,34 @@ def test_the_effective_configuration_is_one_that_loads(
     assert decode["max_batch"] == 32 if every else decode == {"weights": "int8", "replicas": 3}
     assert rest.startswith(f"This machine: {Machine.here()}")
     assert rest.endswith("Ready to serve.\n")
+
+
+def test_all_bad_values_of_a_file_are_told_at_once(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("prefill: {replicas: -1}\nkv:\n  memory: much\n  blocksize: 8\n")
+    assert run(["check", "-c", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"also {file}:3: kv.memory: 'much' is not a size")
+    assert said[1].startswith(f"also {file}:4: kv.blocksize: unknown key; did you mean block_size?")
+    assert said[2:] == [f"kvrelay: {file}:1: prefill.replicas: must be at least 0, not -1"]
+
+
+def test_weights_in_memory_and_those_of_a_plan_are_told_apart(
+    tmp_path: Path, capsys: Output
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FREE_PORTS)
+    assert run(["check", "-c", str(file), "--prefill", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert run(["plan", "demo", "--json"]) == 0
+    planned = decimal_bytes(json.loads(capsys.readouterr().out)["memory"]["weight_bytes"])
+    line = f"Weights of 8.1 MiB: 7.1 MiB ({planned}) of the model, and 1 MiB for a copy of"
+    assert shown.count(line) == 1
+    file.write_text(
+        f"{FREE_PORTS}prefill: {{tensor_parallel: 2}}\ndecode: {{tensor_parallel: 2}}\n"
+    )
+    run(["check", "-c", str(file)])
+    assert "Weights of" not in capsys.readouterr().out
 
 
 def test_json_has_the_same(tmp_path: Path, capsys: Output) -> None:

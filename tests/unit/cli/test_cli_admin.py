@@ -139,6 +139,20 @@ class ScriptedCluster(wire.ClusterServiceServicer):
         return wire.pb.DrainWorkerResponse()
 
 
+def test_a_program_that_reads_status_gets_unbroken_lines(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    cluster = GrowingCluster(2)
+    cluster.statuses, cluster.reason = 2, "no Ray node has room: " + "10.0.0.1 has none, " * 9
+    with serving(cluster) as admin:
+        assert run(["status", "--admin", admin]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (pending,) = (line for line in lines if " are pending" in line)
+    assert pending.endswith(cluster.reason)
+    assert max(len(line) for line in lines if line != pending) <= 100
+
+
 def test_status_shows_all(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with serving(ScriptedCluster()) as admin:
@@ -285,6 +299,7 @@ class GrowingCluster(ScriptedCluster):
     def __init__(self, pending: int) -> None:
         super().__init__()
         self._pending, self.statuses = pending, 0
+        self.reason = "no Ray node has room for CPU 1"
 
     async def GetStatus(
         self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -293,7 +308,7 @@ class GrowingCluster(ScriptedCluster):
         count = self._pending if self.statuses > 2 else 0
         # Not in the order of their numbers, as Redis returns them.
         pending = [
-            PendingWorker(f"decode-{number}", "decode", "no Ray node has room for CPU 1")
+            PendingWorker(f"decode-{number}", "decode", self.reason)
             for number in sorted(range(1, count + 1), key=str)
         ]
         return wire.cluster_status_to_proto(replace(STATUS, pending=tuple(pending)))
@@ -323,6 +338,20 @@ def test_scale_says_that_very_many_workers_are_not_known_yet(
         assert run(["scale", "decode=99", "--admin", admin]) == 0
     assert capsys.readouterr().err == (
         "kvrelay: decode: 1 of 99 workers have started so far; `kvrelay status` shows the others\n"
+    )
+
+
+def test_scale_beyond_the_room_is_told_before_all_workers_are_known(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.cli.pools.LOOK_S", 0.1)
+    cluster = GrowingCluster(98)
+    cluster.statuses = 2
+    with serving(cluster) as admin:
+        assert run(["scale", "decode=1000", "--admin", admin]) == 0
+    assert capsys.readouterr().err == (
+        "kvrelay: decode: 1 of 1000 workers have started so far, and 98 wait for room: no Ray node "
+        "has room for CPU 1; set a smaller decode=N, or add a node to the Ray cluster\n"
     )
 
 

@@ -12,6 +12,8 @@ from support.scripted_router import ScriptedRouter, last, serving, tokens
 
 import kvrelay
 from kvrelay.cli.main import run
+from kvrelay.cli.terminal import answer
+from kvrelay.errors import InvalidArgument
 from kvrelay.types.chat import ChatMessage
 
 Output = pytest.CaptureFixture[str]
@@ -58,6 +60,34 @@ def test_a_person_does_not_see_the_spaces_before_an_answer(
     )
 
 
+def test_an_error_begins_a_line_of_its_own(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lost = InvalidArgument("the cluster is lost")
+    with serving(ScriptedRouter([tokens(0, 100), lost])) as target:
+        assert run(["generate", "Once", "--target", target]) == 2
+    assert capsys.readouterr() == ("t100\n", f"kvrelay: {target}: the cluster is lost\n")
+
+
+def test_a_person_is_told_of_a_long_pause(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "_SILENT_S", 0.2)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    with serving(ScriptedRouter([tokens(0, 100), 1.5, last(tokens(1, 101))])) as target:
+        assert run(["generate", "Once", "--target", target]) == 0
+    out, err = capsys.readouterr()
+    assert out == "t100\n t101\n", "the note has a line of its own"
+    assert "kvrelay: no token for 0.2 s" in err
+
+
+def test_a_file_gets_the_answer_without_notes_of_pauses(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "_SILENT_S", 0.05)
+    with serving(ScriptedRouter([tokens(0, 100), 1.0, last(tokens(1, 101))])) as target:
+        assert run(["generate", "Once", "--target", target]) == 0
+    assert capsys.readouterr() == (" t100 t101\n", "")
+
+
 def test_what_is_not_given_is_left_to_the_cluster() -> None:
     router = ScriptedRouter()
     with serving(router) as target:
@@ -75,7 +105,7 @@ def test_chat_sends_a_users_message() -> None:
     assert router.requests[0].model == "demo"
 
 
-@pytest.mark.parametrize("how", ["-", "--file"])
+@pytest.mark.parametrize("how", ["-", "--file -", "--file"])
 def test_a_prompt_from_stdin_or_a_file(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +115,7 @@ def test_a_prompt_from_stdin_or_a_file(
     router = ScriptedRouter()
     with serving(router) as target, file.open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        arguments = ["-"] if how == "-" else ["--file", str(file)]
+        arguments = ["--file", str(file)] if how == "--file" else how.split()
         assert run(["generate", *arguments, "--target", target]) == 0
     assert router.requests[0].prompt == text
 

@@ -109,4 +109,5 @@ def test_a_cluster_that_was_never_ready(name: signal.Signals, code: int, tmp_pat
     assert serve.returncode == code, err
     assert out == ""
     assert "Traceback" not in err
+    assert "kvrelay: stopping; the cluster was not ready yet\n" in err
     assert list(tmp_path.iterdir()) == [], "nothing of the cluster remains"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.drawn_page import drawn_page
 
+import kvrelay
 from kvrelay.cli.main import run
 from kvrelay.planning.step_cost_model import StepCostModel
 
 WORKLOAD = ("--rate", "5", "--prompt-tokens", "100-900", "--output-tokens", "50-200")
+ROOT = Path(kvrelay.__file__).parents[1]
 EVIL = "</script><b>x</b>"
 Capture = pytest.CaptureFixture[str]
 
@@ -42,6 +45,32 @@ def test_the_text_fits_80_columns(capsys: Capture) -> None:
     assert max(map(len, out.splitlines())) <= 80
     for text in ("68.62 KiB", "61 layers x 576 latent values x 2 B", "bottleneck", "per million"):
         assert text in out
+
+
+def test_each_table_says_its_degree_and_each_figure_its_unit(capsys: Capture) -> None:
+    _, out, _ = plan(capsys, "llama-3.1-70b", *WORKLOAD, "--price", "3")
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert "worker       2 devices: tensor parallel degree 2 (TP 2)" in lines
+    assert sum(line.endswith("(TP 2)") for line in lines) == 5
+    assert "70.55 billion parameters" in out
+    assert " B parameters" not in out
+    assert "--device NAME plans for another" in out
+    assert "in the currency of --price" in out
+    assert any(line.startswith("prefill, 1,024 tokens") for line in lines), "of one step"
+    assert any("prefill in chunks" in line for line in lines), "of the hand-off"
+    assert "--device NAME" not in plan(capsys, "llama-3.1-70b", "--device", "h200")[1]
+
+
+def test_the_guide_has_the_figures_of_its_example(capsys: Capture) -> None:
+    guide = (ROOT / "docs/guides/planning.md").read_text()
+    (command,) = re.findall(r"^kvrelay (plan llama-3.1-70b --memory .*)$", guide, re.MULTILINE)
+    found = document(capsys, *command.split()[1:])
+    (wall,) = found["longest_context"]
+    tokens = int(found["memory"]["kv_bytes"] / found["kv"]["bytes_per_token"])
+    for figure in (tokens, wall["tokens_by_memory"], tokens // 5, wall["tokens"]):
+        assert f"{figure:,}" in guide
+    for size in ("activation_bytes", "kv_bytes"):
+        assert f"{found['memory'][size] / 1e9:.4g}"[:5] + " GB" in guide
 
 
 def test_the_text_has_short_headings(capsys: Capture) -> None:

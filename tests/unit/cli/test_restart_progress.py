@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -102,4 +105,24 @@ def test_restart_of_all_that_is_forgotten_fails(capsys: pytest.CaptureFixture[st
 def test_a_router_that_goes_away_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Restarting(*COURSE[:2])) as admin:
         assert run(["restart", "--admin", admin]) == 1
-    assert "the restart continues" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "0 of 2 workers replaced, not yet decode-0, decode-1; the restart continues" in said
+
+
+def test_ctrl_c_says_what_is_done_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted(Restarting):
+        async def WatchStatus(self, request: wire.pb.WatchStatusRequest, context: object) -> object:
+            for one in self.course:
+                yield wire.cluster_status_to_proto(one)
+            await asyncio.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    with serving(Interrupted(*COURSE[:3])) as admin:
+        assert run(["restart", "--admin", admin]) == 130
+    out, err = capsys.readouterr()
+    assert out.splitlines() == SAID[:5]
+    assert err == (
+        "kvrelay: 1 of 2 workers replaced, not yet decode-1; the restart continues in the cluster, "
+        "and `kvrelay status` shows its workers\n"
+    )

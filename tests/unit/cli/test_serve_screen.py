@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from kvrelay.cli.main import run
+from kvrelay.cli.terminal import serve_screen
 from kvrelay.cli.terminal.serve_screen import (
     KERNELS,
-    changes,
     new_log_file,
     next_steps,
     own_command,
     progress_line,
+    ready_line,
+    report_changes,
 )
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.endpoints import Endpoints
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.models import resolve_model
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.workers import EndedWorker
@@ -141,26 +147,40 @@ def test_the_last_logs_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert new_log_file().parent == tmp_path
 
 
-def test_changes_are_told() -> None:
-    before = {
-        "prefill-0": "ready",
-        "decode-0": "ready",
-        "decode-1": "draining",
-        "decode-2": "starting",
-        "decode-4": "ready",
-        "decode-5": "ready",
-    }
-    after = {"prefill-0": "ready", "decode-2": "ready", "decode-3": "starting"}
-    ended = (
-        EndedWorker("decode-0", "its process ended", drained=False),
-        EndedWorker("decode-1", "the pool is wanted at 2", drained=True),
-        EndedWorker("decode-4", "an operator asked for it", drained=True),
-    )
-    assert list(changes(before, after, {one.worker_id: one for one in ended})) == [
-        "decode-0 is gone: its process ended; the log has more",
-        "decode-5 is gone; the log has more",
-        "decode-2 serves",
-        "decode-1 has stopped: the pool is wanted at 2",
-        "decode-4 has stopped: an operator asked for it",
+def test_it_fits_a_usual_terminal_with_the_ready_line() -> None:
+    """The cursor takes a line of the 24 too."""
+    line = ready_line(USUAL)
+    assert line == "kvrelay ready grpc=127.0.0.1:50051 http=127.0.0.1:8000 admin=127.0.0.1:50052"
+    assert len(line) <= 80
+    assert len([line, *next_steps(ClusterConfig(), USUAL, LOG).splitlines()]) < 24
+
+
+class Watched:
+    """A cluster with these states of its workers, poll by poll; then `report_changes` ends."""
+
+    controller_deaths = 0
+
+    def __init__(self, *states: dict[str, str] | None) -> None:
+        self.states = list(states)
+
+    async def worker_states(self) -> dict[str, str] | None:
+        if not self.states:
+            raise EOFError
+        return self.states.pop(0)
+
+    async def ended_workers(self) -> dict[str, EndedWorker]:
+        return {"decode-0": EndedWorker("decode-0", "its process ended", drained=False)}
+
+
+async def test_the_loss_of_all_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and no outage of Redis is taken for it."""
+    monkeypatch.setattr(serve_screen, "_WATCH_S", 0)
+    file = io.StringIO()
+    cluster = Watched({"decode-0": "ready"}, None, {}, {"decode-1": "ready"})
+    with pytest.raises(EOFError):
+        await report_changes(cast(LocalCluster, cluster), Console(file=file, width=80))
+    assert [line[10:] for line in file.getvalue().splitlines()] == [
+        "decode-0 has died: its process ended; the log has more",
+        "a new worker starts; no worker serves, so requests wait",
+        "decode-1 serves",
     ]
-    assert list(changes(after, after, {})) == []

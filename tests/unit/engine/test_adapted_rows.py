@@ -4,6 +4,7 @@ of kernels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from support.adapters import merged, save_adapter, targets_of
 from support.tiny_models import build
 
+import kvrelay
 from kvrelay.engine.model.loader import load_model
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import InvalidArgument, ModelRefused
+from kvrelay.models import resolve_model
 from kvrelay.models.adapters.adapter_files import read_adapter
 
 Kernels = Literal["auto", "torch"]
@@ -29,7 +32,7 @@ def runner_of(
     base: Path, kernels: Kernels, weights: Literal["auto", "int8"] = "auto", slots: int = 4
 ) -> Iterator[ModelRunner]:
     runner = ModelRunner.load(
-        str(base), kv_bytes=2**22, block_size=16, kernels=kernels, weights=weights,
+        str(base), kv_bytes=2**24, block_size=16, kernels=kernels, weights=weights,
         adapter_slots=slots,
     )  # fmt: skip
     try:
@@ -102,6 +105,21 @@ def test_each_row_of_a_mixed_batch_has_the_logits_of_its_merged_model(
             for row, segment in zip(found, segments, strict=True):
                 wanted = logits_of(base, folders[segment.adapter], list(segment.token_ids))
                 assert torch.allclose(row, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_the_adapter_of_the_guide_changes_the_answers_of_the_demo_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(kvrelay.__file__).parents[1] / "docs/guides/adapters.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    with runner_of(Path(resolve_model("demo")), "auto") as runner:
+        adapter = load(runner, tmp_path / "random-lora")
+        segments = step(["", adapter], [7, 7])
+        same = Segment(segments[0].token_ids, 0, segments[1].blocks, adapter=adapter)
+        base, adapted = runner.forward([segments[0], same], last_rows(segments)).float()
+    assert base.argmax() != adapted.argmax()
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.tables import sweep_table
 from kvrelay.loadtest.slo import parse_slos
 from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
 
@@ -34,6 +37,16 @@ class Target:
         return report(
             0.95 if rate <= self.limit else 0.5, interrupted=len(self.tried) >= self.interrupt_at
         )
+
+
+def test_a_sweep_fits_80_columns() -> None:
+    slow = Report({}, SLOS, (Row(0.0, 0.0, 98.7, (12.3456, 54.3211), 99.9, output_tokens=3),))
+    file = io.StringIO()
+    Console(file=file, width=80).print(sweep_table(Sweep(0.9, ((1234.5, slow),))))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["within", "TTFT", "TTFT", "TPOT", "ITL"] in lines
+    assert ["requests/s", "SLOs", "goodput/s", "errors", "p50", "p99", "p50", "p99"] in lines
+    assert not any("…" in word for line in lines for word in line)
 
 
 @given(limit=st.floats(1, 32), precision=st.floats(0.02, 0.5))
