@@ -70,8 +70,8 @@ class TypedText:
         before = ""
         if self._column + size > self._width and _cells(joined) < max(1, self._column):
             moved = self._word
-            # A word of a whole line breaks, as in a script without spaces.
-            if is_space or _cells(moved) >= self._column:
+            # A word that is longer than a line breaks, as in a script without spaces.
+            if is_space or _cells(moved) >= self._column or _cells(moved) + size > self._width:
                 moved = joined
             cells = _cells(moved)
             if moved:

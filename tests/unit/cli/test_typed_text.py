@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -93,6 +93,7 @@ THUMB = "\U0001f44d\U0001f3fd"
     st.lists(st.sampled_from(["a", " ", "\n", "日", "e\u0301", FAMILY, FLAG, THUMB]), max_size=60),
     st.integers(2, 9),
 )
+@example(["\n", " ", "日", FAMILY], 7)
 def test_no_line_ends_within_an_emoji(characters: list[str], width: int) -> None:
     whole = "".join(characters)
     with pytest.MonkeyPatch.context() as patch:
