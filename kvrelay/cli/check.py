@@ -156,8 +156,8 @@ def _print(
 
     console = render.console()
     console.print(f"This machine: {machine}")
-    sections = [(one, one.config.pool(pool.pool)) for one in models for pool in one.pools]
-    if machine.gpus and not any(section.resources.num_gpus for _, section in sections):
+    sections = [one.config.pool(pool.pool) for one in models for pool in one.pools]
+    if machine.gpus and not any(section.resources.num_gpus for section in sections):
         console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
     for one in models:
         if config.models:

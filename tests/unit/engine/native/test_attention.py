@@ -99,6 +99,10 @@ LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(1, 4, 256, 256, 32, torch.float32, "auto", 9, 50.0, False),
     Shape(1, 64, 80, 40, 32, torch.bfloat16, "auto", 20, 0.0, True),
     Shape(2, 1, 192, 128, 32, torch.bfloat16, "int4", 0, 0.0, False),
+    # Latent vectors of DeepSeek-V2-Lite and of DeepSeek-V3.
+    Shape(1, 16, 576, 512, 32, torch.bfloat16, "auto", 0, 0.0, False),
+    Shape(1, 16, 576, 512, 16, torch.float32, "auto", 0, 0.0, False),
+    Shape(1, 128, 576, 512, 32, torch.bfloat16, "int8", 0, 0.0, False),
     Shape(1, 4, 76, 44, 16, torch.float32, "int4", 9, 50.0, True),
 ]
 LENGTHS = st.lists(st.integers(1, 90) | st.integers(120, 270), min_size=1, max_size=3)
