@@ -39,9 +39,6 @@ class Catalogue:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
 
-    def __len__(self) -> int:
-        return len(self._models)
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the base models."""

@@ -69,7 +69,7 @@ async def serve(
                 card = ModelCard.load(folder, one.model, ask_transformers)
                 card = replace(card, adapters=AdapterCards.load(one.adapters, card.info.id))
                 texts.append(Text.load(folder, one.model.tool_format))
-                registry = await exits.enter_async_context(await connect(one))
+                registry = await exits.enter_async_context(await _connect(one))
                 models.append(LoadedModel(one, registry, card, texts[-1]))
             for model in models:
                 # Nobody waits for a model that sleeps from the start.
@@ -84,7 +84,7 @@ async def serve(
         end.cancel()
 
 
-async def connect(config: ClusterConfig) -> Registry:
+async def _connect(config: ClusterConfig) -> Registry:
     """Connects to the registry of a model. Raises Unavailable."""
     return await Registry.connect(
         config.redis.url,

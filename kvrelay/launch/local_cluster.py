@@ -20,7 +20,7 @@ from typing import IO
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.launch.checks.preflight import check_machine
-from kvrelay.launch.checks.redis_claim import claim_redis, pending_workers
+from kvrelay.launch.checks.redis_claim import claim_redis, connected, pending_workers
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.controller_supervisor import ControllerSupervisor
 from kvrelay.launch.endpoints import Endpoints
@@ -175,9 +175,7 @@ class LocalCluster:
         if self._config.redis.url == "embedded":
             return
         for one in self._config.served:
-            async with await Registry.connect(
-                one.redis.url, namespace=one.redis.namespace
-            ) as registry:
+            async with await connected(one) as registry:
                 yield registry
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:

@@ -22,7 +22,7 @@ async def claim_redis(config: ClusterConfig) -> None:
 
     Raises Unavailable if Redis does not answer, and ConfigError if the earlier cluster still runs.
     """
-    async with await _connected(config) as registry:
+    async with await connected(config) as registry:
         await _check_alone(registry)
         await registry.set_desired(
             {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
@@ -32,10 +32,11 @@ async def claim_redis(config: ClusterConfig) -> None:
 async def check_redis(config: ClusterConfig) -> None:
     """Raises Unavailable if the Redis of the configuration does not answer."""
     if config.redis.url != "embedded":
-        await (await _connected(config)).close()
+        await (await connected(config)).close()
 
 
-async def _connected(config: ClusterConfig) -> Registry:
+async def connected(config: ClusterConfig) -> Registry:
+    """Connects to the registry of one model. Raises Unavailable, with what to do."""
     try:
         return await Registry.connect(config.redis.url, namespace=config.redis.namespace)
     except Unavailable as error:
@@ -70,6 +71,6 @@ async def pending_workers(config: ClusterConfig) -> str:
     """Returns the workers that wait for room, with the reasons; empty if there are none."""
     waiting: list[PendingWorker] = []
     for one in config.served:
-        async with await _connected(one) as registry:
+        async with await connected(one) as registry:
             waiting += await registry.pending()
     return "".join(f"; {one.worker_id} waits for room: {one.reason}" for one in waiting)
