@@ -6,10 +6,12 @@ import math
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
@@ -30,6 +32,9 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # One name may stand for several routers (a headless Service). By default, gRPC would use only
     # the first of them.
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+    # The caller reads a blocking call itself. By default, a thread reads for all calls of the
+    # channel, and stops for good at a lock that Ctrl-C in one of them left taken.
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 
 
@@ -118,19 +123,32 @@ class BaseClient:
         """Returns the stub of the target with that index. Its channel connects on first use."""
         self._raise_if_closed()
         with self._lock:
-            if not self._channels:
-                self._channels = [
-                    self._grpc.insecure_channel(target, channel_options(target))
-                    if self._credentials is None
-                    else self._grpc.secure_channel(
-                        target, self._credentials, channel_options(target)
-                    )
-                    for target in self.targets
-                ]
-                self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
+            if not self._stubs:
                 self._pid = os.getpid()
+                self._channels = [self._open_channel(target) for target in self.targets]
+                # Last: Ctrl-C may end this block anywhere, and the next call begins it again.
+                self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
         self._raise_if_forked()
         return self._stubs[index]
+
+    @contextmanager
+    def _renewing_channels(self) -> Iterator[None]:
+        """Lets the next call open new channels if the exception of a signal handler, as Ctrl-C,
+        ends the block: it can leave a lock of a channel taken.
+        """
+        try:
+            yield
+        except (KvRelayError, grpc.RpcError):
+            raise
+        except BaseException:
+            self._channels, self._stubs = [], []
+            raise
+
+    def _open_channel(self, target: str) -> Any:
+        options = channel_options(target)
+        if self._credentials is None:
+            return self._grpc.insecure_channel(target, options)
+        return self._grpc.secure_channel(target, self._credentials, options)
 
     @property
     def _forked(self) -> bool:

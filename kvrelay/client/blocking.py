@@ -59,14 +59,13 @@ class Client(BaseClient):
 
     def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
         while True:
-            list_models = self._stub(retry.target).ListModels
             timeout = retry.begin(time.monotonic())
             try:
-                return wire.models_from_proto(
-                    list_models(
+                with self._renewing_channels():
+                    found = self._stub(retry.target).ListModels(
                         wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                     )
-                )
+                return wire.models_from_proto(found)
             except grpc.RpcError as seen:
                 error = self._typed(seen, retry.target)
             # Outside of the handler, so that a traceback does not show gRPC's error too.
@@ -103,6 +102,13 @@ class Stream(BaseStream):
         return self
 
     def __next__(self) -> wire.GenerateResponse:
+        with self._client._renewing_channels():
+            response = self._next_response()
+        if response is None:
+            raise StopIteration
+        return response
+
+    def _next_response(self) -> wire.GenerateResponse | None:
         while not self._finished():
             try:
                 if self._receive(response := self._read()):
@@ -114,7 +120,7 @@ class Stream(BaseStream):
             # The answer is complete, so the status of the call does not matter.
             with suppress(grpc.RpcError):
                 next(self._call, None)
-        raise StopIteration
+        return None
 
     def result(self) -> Completion:
         """Reads the remaining responses and returns the whole answer."""

@@ -47,7 +47,8 @@ CONFIG: dict[str, Any] = {
     "decode": {"replicas": 2},
     # So that the path does not depend on how busy the machine is
     "slo": None,
-    "router": {"default_deadline_s": 4},  # of requests that name none, see `Fleet.ask`
+    # Of requests that name none, see `Fleet.ask`. Long enough for some tokens on a busy machine.
+    "router": {"default_deadline_s": 10},
     "transfer": {"lease_s": 4, "transport": "grpc"},  # over a network that can be cut
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
@@ -296,6 +297,12 @@ class Fleet:
         case.before = [await one.sample() for one in self.alive]
         try:
             yield case
+        except BaseException:
+            # Whoever a point stopped would not serve the cases that follow.
+            for worker in self.alive:
+                if worker.frozen:
+                    os.kill(worker.pid, signal.SIGKILL)
+            raise
         finally:
             for worker in self.workers.values():
                 worker.routers.heal()

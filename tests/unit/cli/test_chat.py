@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -143,19 +145,20 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:
             start_new_session=True,
         )
         os.close(theirs)
-        screen = Screen(ours)
-        screen.wait_for("> ")
-        os.write(ours, b"first\n")
-        screen.wait_for("t1 t2")
-        os.write(ours, b"\x03")
-        screen.wait_for("(ended)")
-        screen.wait_for("> ")
-        assert router.cancelled.wait(60)
-        os.write(ours, b"second\n")
-        screen.wait_for("t3")
-        screen.wait_for("> ")
-        os.write(ours, b"\x04")
-        assert command.wait(60) == 0
+        with ended(command):
+            screen = Screen(ours)
+            screen.wait_for("> ")
+            os.write(ours, b"first\n")
+            screen.wait_for("t1 t2")
+            os.write(ours, b"\x03")
+            screen.wait_for("(ended)")
+            screen.wait_for("> ")
+            assert router.cancelled.wait(60)
+            os.write(ours, b"second\n")
+            screen.wait_for("t3")
+            screen.wait_for("> ")
+            os.write(ours, b"\x04")
+            assert command.wait(60) == 0
     assert [(one.role, one.content) for one in router.requests[1].messages] == [
         ("user", "first"),
         ("assistant", " t1 t2"),
@@ -164,6 +167,16 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:
     history = tmp_path / "kvrelay" / "chat_history"
     assert history.read_text().splitlines()[-2:] == ["first", "second"]
     assert history.stat().st_mode & 0o077 == 0
+
+
+@contextmanager
+def ended(command: subprocess.Popen[bytes]) -> Iterator[None]:
+    """No process outlives a failed test."""
+    try:
+        yield
+    finally:
+        command.kill()
+        command.wait()
 
 
 class Screen:
