@@ -208,4 +208,31 @@ MUTANTS = (
         "request.priority, len(request.token_ids))",
         (f"{SLOTS_TESTS}::test_tokens_that_the_client_has_already_are_charged_as_the_prompt_is",),
     ),
+    Mutant(
+        "gRPC does not look far ahead into messages that nobody reads",
+        "router/api/listeners.py",
+        '("grpc.http2.bdp_probe", 0),',
+        "",
+        ("unit/router/api/grpc/test_bounds.py::test_a_message_without_a_slot_is_not_received",),
+    ),
+    Mutant(
+        "an interrupt ends no thread that reads for other calls",
+        "kvrelay/client/base_client.py",
+        "(ChannelOptions.SingleThreadedUnaryStream, 1),",
+        "",
+        (
+            "unit/client/test_interrupts.py::"
+            "test_a_client_answers_after_an_interrupt_at_any_moment",
+        ),
+    ),
+    Mutant(
+        "an interrupt ends the use of its channel",
+        "kvrelay/client/base_client.py",
+        "self._channels, self._stubs = [], [] raise",
+        "raise",
+        (
+            "unit/client/test_interrupts.py::"
+            "test_a_client_answers_after_an_interrupt_at_any_moment",
+        ),
+    ),
 )

@@ -5,12 +5,14 @@ without end.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.http2_peer import Http2Peer
 from support.router_harness import RouterHarness, running_router
 
 import router.api.listeners
@@ -18,6 +20,7 @@ from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.grpc.messages import MAX_PROBE_BYTES, MAX_STREAMED
 from router.api.grpc.receive_slots import PROBES, SLOTS, ProbeSlots, ReceiveSlots
+from router.api.listeners import RECEIVE_BYTES
 
 CHECK = health_pb2.HealthCheckRequest()
 
@@ -171,6 +174,22 @@ async def test_a_tenant_leaves_slots_to_others() -> None:
     assert begun.count("b") == (SLOTS - SLOTS // 8) // 2
     for call in calls:
         call.cancel()
+
+
+async def test_a_message_without_a_slot_is_not_received(cluster: RouterHarness) -> None:
+    """Its sender may send no more than what gRPC looks ahead."""
+    peer = await Http2Peer.connect(cluster.grpc)
+    streams = [peer.call("/kvrelay.v1.InferenceService/Generate") for _ in range(SLOTS)]
+    credits: Counter[int] = Counter()
+    async with asyncio.timeout(60):
+        # The tenant holds half of the slots. gRPC asks for more of those messages.
+        while len([stream for stream in streams if credits[stream]]) < SLOTS // 2:
+            credits += await peer.credits()
+        peer.ping()
+        credits += await peer.credits(until_pong=True)
+    assert peer.window == RECEIVE_BYTES
+    assert [stream for stream in streams if credits[stream]] == streams[: SLOTS // 2]
+    peer.close()
 
 
 async def test_a_slow_message_gives_way_to_a_tenant_without_slots(
