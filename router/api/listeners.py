@@ -31,14 +31,20 @@ from router.runtime.stream_reader import SLOW_READER_S
 MAX_MESSAGE_BYTES = 4 * 2**20
 # Kernel receive buffer of an HTTP connection.
 RECEIVE_BYTES = 64 * 2**10
-# Connections of one gRPC listener. `grpc.max_concurrent_streams` bounds the streams of each.
+# Connections of one gRPC listener, calls of each, and calls that the event loop has not taken yet.
 MAX_CONNECTIONS = 1024
+MAX_STREAMS = 1024
+MAX_PENDING = 8192
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # gRPC would receive megabytes of each call before anything reads its message. Without this,
     # hundreds of connections filled gigabytes, also without a valid token.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", RECEIVE_BYTES),
+    # By default, gRPC cancels calls at random while more than 1000 are pending, also those of others
+    # than whoever sends a flood.
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     # A port that is in use is an error.
     ("grpc.so_reuseport", 0),
     # Keepalive detects a client that vanished, and ends its requests.
@@ -51,8 +57,8 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    # Per connection. A load test sends all requests over one connection.
-    ("grpc.max_concurrent_streams", 4096),
+    # Of one connection. Most calls of a flood wait at their client, not before the calls of others.
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     # gRPC rejects at random between the soft and the hard limit, so both are equal.
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),

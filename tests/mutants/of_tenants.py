@@ -220,19 +220,13 @@ MUTANTS = (
         "kvrelay/client/base_client.py",
         "(ChannelOptions.SingleThreadedUnaryStream, 1),",
         "",
-        (
-            "unit/client/test_interrupts.py::"
-            "test_a_client_answers_after_an_interrupt_at_any_moment",
-        ),
+        ("unit/client/test_interrupts.py::test_a_client_answers_after_an_interrupt_at_any_moment",),
     ),
     Mutant(
         "an interrupt ends the use of its channel",
         "kvrelay/client/base_client.py",
         "self._channels, self._stubs = [], [] raise",
         "raise",
-        (
-            "unit/client/test_interrupts.py::"
-            "test_a_client_answers_after_an_interrupt_at_any_moment",
-        ),
+        ("unit/client/test_interrupts.py::test_a_client_answers_after_an_interrupt_at_any_moment",),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import grpc
 
+from kvrelay.client.base_client import channel_options
 from kvrelay.errors import Unavailable
 from kvrelay.wire.inference import (
     GenerateRequest,
@@ -55,7 +56,7 @@ class GrpcClient:
 
     def __init__(self, target: str, said: defaultdict[str, list[float]]) -> None:
         self._channel = grpc.aio.insecure_channel(
-            target, options=[("grpc.use_local_subchannel_pool", 1)]
+            target, options=(*channel_options(target), ("grpc.use_local_subchannel_pool", 1))
         )
         self._stub = InferenceServiceStub(self._channel)
         self._said = said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Role, Tenant
 from kvrelay.wire import inference, status
 from router.frontend.access import Access
@@ -21,6 +23,9 @@ OPEN_METHOD = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Ch
 
 # The service counts the errors of this method itself.
 GENERATE = f"/{inference.SERVICE_NAME}/Generate"
+
+# Limit on concurrent calls of one tenant, on one listener.
+MAX_CALLS = 1024
 
 # Tenant of the running method.
 caller: ContextVar[Tenant] = ContextVar("caller")
@@ -35,6 +40,7 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         self._access = access
         self._roles = roles
         self._waiting_room = waiting_room
+        self._running: Counter[str] = Counter()
 
     async def intercept_service(
         self,
@@ -56,9 +62,38 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
                 await self._waiting_room.stranger()
                 return _refusing(error)
             caller.set(tenant)
+            # Without tokens there is a single tenant.
             if tenant.name:
-                await self._waiting_room.tenant(tenant.name, poll=details.method != GENERATE)
+                over = self._running[tenant.name] >= MAX_CALLS
+                if not over:
+                    self._count(tenant)
+                await self._waiting_room.tenant(
+                    tenant.name, poll=over or details.method != GENERATE
+                )
+                if over:
+                    return _refusing(_too_many(tenant))
         return await continuation(details)
+
+    def _count(self, tenant: Tenant) -> None:
+        """Counts the tenant's call until its task ends, also if no handler runs."""
+        self._running[tenant.name] += 1
+
+        def ended(_: object) -> None:
+            self._running[tenant.name] -= 1
+            if not self._running[tenant.name]:
+                del self._running[tenant.name]
+
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(ended)
+
+
+def _too_many(tenant: Tenant) -> KvRelayError:
+    return ResourceExhausted(
+        f"tenant {tenant.name} has {MAX_CALLS} gRPC calls in progress on this router; wait until "
+        "some have ended, or use another router",
+        retry_after_s=1.0,
+    )
 
 
 def _refusing(error: KvRelayError) -> Any:

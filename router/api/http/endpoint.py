@@ -25,7 +25,7 @@ from router.api.http.dialects.openai.requests import (
 )
 from router.api.http.dialects.openai.response_models import Model, Models, Text, Version
 from router.api.http.errors import Handler
-from router.api.http.openapi import describe
+from router.api.http.openapi import document
 from router.api.http.tokenized import tokenized_steps
 from router.catalogue import Catalogue
 from router.frontend.frontend import Frontend
@@ -60,6 +60,7 @@ class HttpEndpoint:
         self._slices = slices
         self._bodies = Bodies(slices)
         self._started = int(time.time())
+        self._openapi = document(kvrelay.__version__)
 
     def generating(self, dialect: Dialect) -> Handler:
         """Returns the handler of a route that generates text."""
@@ -104,7 +105,7 @@ class HttpEndpoint:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json: the OpenAPI description."""
-        return JSONResponse(describe(kvrelay.__version__))
+        return Response(self._openapi, media_type="application/json")
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize. Counts as a request in the tenant's rate limit."""

@@ -179,6 +179,22 @@ def test_an_error_that_is_final_comes_typed_and_at_once(twin: Twin, code: Code) 
     assert (len(router.requests), twin.waits) == (1, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the deadline had already passed when the request arrived; send a later deadline",
+        "the deadline passed while the request was queued; send a later deadline",
+    ],
+)
+def test_a_deadline_says_how_to_give_more_time(twin: Twin, text: str) -> None:
+    router = ScriptedRouter([kvrelay.DeadlineExceeded(text)])
+    with serving(router) as target, pytest.raises(kvrelay.DeadlineExceeded) as caught:
+        twin.result(target, "p")
+    assert caught.value.message == (
+        f"{target}: {text}. Give more time (--timeout SECONDS, or timeout=)"
+    )
+
+
 def test_a_failure_before_the_first_token_is_tried_again_after_the_servers_delay(
     twin: Twin,
 ) -> None:

@@ -52,6 +52,8 @@ def answers_in_a_thread(client: Client) -> bool:
 
 # A call of gRPC that was not made whole.
 @pytest.mark.filterwarnings("ignore:.*_Rendezvous.__del__:pytest.PytestUnraisableExceptionWarning")
+# A hang is one way to fail.
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize("first", range(4))
 def test_a_client_answers_after_an_interrupt_at_any_moment(first: int) -> None:
     with serving(ScriptedRouter()) as target:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from support.router_harness import RouterHarness, running_router
 from support.tokens import Tokens, bearer
 
+import kvrelay
+import router.api.grpc.auth
 import router.api.http.connections.pacing
 import router.core.queueing.request_pace
 import router.frontend.waiting_room
@@ -329,6 +331,31 @@ async def test_no_tenant_takes_all_connections(
     assert (
         await endpoints.http.post("/v1/completions", json=body, headers=bearer(endpoints.hostile))
     ).status_code == 200
+
+
+async def test_no_tenant_has_all_calls(
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.api.grpc.auth, "MAX_CALLS", 3)
+    worker = endpoints.running.workers["decode-0"]
+    worker.may_step.clear()
+    client = kvrelay.AsyncClient(
+        endpoints.running.grpc, token=endpoints.hostile, retry=kvrelay.RetryPolicy(max_attempts=1)
+    )
+    async with client, asyncio.timeout(60):
+        flying = [client.generate(token_ids=[11, 12], max_tokens=2) for _ in range(3)]
+        answers = [asyncio.create_task(one.result()) for one in flying]
+        while len(worker.worker.sequences) < 3:
+            await asyncio.sleep(0.01)
+        with pytest.raises(kvrelay.ResourceExhausted, match="has 3 gRPC calls in progress"):
+            await client.generate(token_ids=[11, 12], max_tokens=2).result()
+        worker.may_step.set()
+        assert [len((await one).token_ids) for one in answers] == [2] * 3
+    # A call that its client cancels ends, too.
+    async with kvrelay.AsyncClient(endpoints.running.grpc, token=endpoints.hostile) as client:
+        for _ in range(2 * 3):
+            async with client.generate(token_ids=[11, 12], max_tokens=1000) as stream:
+                await anext(stream)
 
 
 async def test_one_exposition_serves_all_who_ask_at_a_time(

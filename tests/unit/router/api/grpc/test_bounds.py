@@ -12,16 +12,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.http2_peer import Http2Peer
+from http2_peer import Http2Peer
 from support.router_harness import RouterHarness, running_router
 
 import router.api.listeners
+from kvrelay.client import AsyncClient
 from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.grpc.messages import MAX_PROBE_BYTES, MAX_STREAMED
 from router.api.grpc.receive_slots import PROBES, SLOTS, ProbeSlots, ReceiveSlots
-from router.api.listeners import RECEIVE_BYTES
+from router.api.listeners import MAX_MESSAGE_BYTES, RECEIVE_BYTES
 
+GENERATE = "/kvrelay.v1.InferenceService/Generate"
 CHECK = health_pb2.HealthCheckRequest()
 
 
@@ -179,7 +181,7 @@ async def test_a_tenant_leaves_slots_to_others() -> None:
 async def test_a_message_without_a_slot_is_not_received(cluster: RouterHarness) -> None:
     """Its sender may send no more than what gRPC looks ahead."""
     peer = await Http2Peer.connect(cluster.grpc)
-    streams = [peer.call("/kvrelay.v1.InferenceService/Generate") for _ in range(SLOTS)]
+    streams = [peer.call(GENERATE, length=MAX_MESSAGE_BYTES - 1000) for _ in range(SLOTS)]
     credits: Counter[int] = Counter()
     async with asyncio.timeout(60):
         # The tenant holds half of the slots. gRPC asks for more of those messages.
@@ -190,6 +192,23 @@ async def test_a_message_without_a_slot_is_not_received(cluster: RouterHarness) 
     assert peer.window == RECEIVE_BYTES
     assert [stream for stream in streams if credits[stream]] == streams[: SLOTS // 2]
     peer.close()
+
+
+@pytest.mark.parametrize("cluster", [{"grpc.max_concurrent_streams": 1}], indirect=True)
+async def test_a_client_opens_connections_for_more_calls_than_one_takes(
+    cluster: RouterHarness,
+) -> None:
+    worker = cluster.workers["decode-0"]
+    worker.may_step.clear()
+    async with AsyncClient(cluster.grpc) as client, asyncio.timeout(60):
+        answers = [
+            asyncio.create_task(client.generate(token_ids=[9, 8], max_tokens=2).result())
+            for _ in range(3)
+        ]
+        while len(worker.worker.sequences) < 3:
+            await asyncio.sleep(0.01)
+        worker.may_step.set()
+        assert [len((await one).token_ids) for one in answers] == [2] * 3
 
 
 async def test_a_slow_message_gives_way_to_a_tenant_without_slots(

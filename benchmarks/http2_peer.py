@@ -6,12 +6,13 @@ import asyncio
 from collections import Counter
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
-_ACK = 1
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
+_ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _INITIAL_WINDOW_SIZE = 4
-# A message of 4 MiB less some bytes, of which none follows.
-_MESSAGE_HEAD = b"\0" + (4 * 2**20 - 1000).to_bytes(4, "big")
+_CANCEL = 8
+# Stream numbers end here.
+_LAST_STREAM = 2**31 - 1
 
 
 class Http2Peer:
@@ -33,8 +34,12 @@ class Http2Peer:
         peer._send(_SETTINGS, 0, 0)
         return peer
 
-    def call(self, method: str) -> int:
-        """Begins a call and the message of it, and returns its stream's number."""
+    def call(
+        self, method: str, token: str | None = None, message: bytes = b"", length: int | None = None
+    ) -> int:
+        """Begins a call, and returns its stream's number. The message is announced with `length`
+        bytes, and its rest never follows.
+        """
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         fields = {
             ":method": "POST",
@@ -44,14 +49,21 @@ class Http2Peer:
             "te": "trailers",
             "content-type": "application/grpc",
         }
+        if token is not None:
+            fields["authorization"] = f"Bearer {token}"
         # Literal fields that are not indexed, with lengths below 127 (RFC 7541, 6.2.2).
         block = b"".join(
             bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
             for name, value in fields.items()
         )
         self._send(_HEADERS, _END_HEADERS, stream, block)
-        self._send(_DATA, 0, stream, _MESSAGE_HEAD)
+        head = b"\0" + (len(message) if length is None else length).to_bytes(4, "big")
+        self._send(_DATA, _END_STREAM if length is None else 0, stream, head + message)
         return stream
+
+    def reset(self, stream: int) -> None:
+        """Cancels a call."""
+        self._send(_RESET, 0, stream, _CANCEL.to_bytes(4, "big"))
 
     def ping(self) -> None:
         """Sends a ping. The server answers frames in their order."""
@@ -71,8 +83,14 @@ class Http2Peer:
                     if int.from_bytes(payload[at : at + 2], "big") == _INITIAL_WINDOW_SIZE:
                         self.window = int.from_bytes(payload[at + 2 : at + 6], "big")
                 self._send(_SETTINGS, _ACK, 0)
+            elif kind == _PING and not flags & _ACK:
+                self._send(_PING, _ACK, 0, payload)
             if not until_pong or (kind == _PING and flags & _ACK):
                 return credits
+
+    async def drain(self) -> None:
+        """Waits until the kernel takes more bytes. Raises ConnectionError."""
+        await self._writer.drain()
 
     def close(self) -> None:
         """Closes the connection."""
@@ -85,4 +103,4 @@ class Http2Peer:
     async def _receive(self) -> tuple[int, int, int, bytes]:
         head = await self._reader.readexactly(9)
         payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
-        return head[3], head[4], int.from_bytes(head[5:], "big") & (2**31 - 1), payload
+        return head[3], head[4], int.from_bytes(head[5:], "big") & _LAST_STREAM, payload
