@@ -19,7 +19,8 @@ log = get_logger("router.process")
 _STDERR = 2
 # Number of allocations between two collections of young objects.
 YOUNG_OBJECTS = 50_000
-# Limit on open files: a socket for each allowed connection, and room for everything else.
+# Limit on open files: a socket for each allowed connection, and room for everything else. HTTP
+# connections take half of the files at most, and those of each of the two gRPC listeners an eighth.
 FILES = 8192
 
 
@@ -33,6 +34,12 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < FILES:
         log.warning("open_files_limit_low", limit=wanted, wanted=FILES)
+
+
+def open_files() -> int:
+    """Returns the limit on open files of this process, at most FILES."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return FILES if soft == resource.RLIM_INFINITY else min(FILES, soft)
 
 
 def end_after(seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ class ChatTemplate:
 
     A template is code from the model folder. It runs in the sandbox of transformers, in a process
     that starts on first use. A process that exceeds the timeout, or whose call is cancelled, is
-    killed, and the next call starts a new one.
+    killed and replaced.
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
@@ -104,13 +105,18 @@ class ChatTemplate:
             "timeout_s": timeout_s,
         }
         async with self._turn:
-            reply: dict[str, str] | None = None
             try:
                 reply = await self._ask(await self._started(), request, texts.encoded, timeout_s)
-            finally:
+            except DeadlineExceeded:
+                await self._end()
+                # Whoever needs a new process waits for it, not the next caller.
+                with contextlib.suppress(Unavailable):
+                    await self._started()
+                raise
+            except BaseException:
                 # The pipe may still contain the answer to this call.
-                if reply is None:
-                    await self._end()
+                await self._end()
+                raise
         if "text" not in reply:
             raise InvalidArgument(
                 f"the chat template of the model rejects these messages: {reply['error']}",

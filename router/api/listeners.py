@@ -25,6 +25,7 @@ from router.api.grpc.messages import GrpcMessages
 from router.api.http.connections.acceptor import BACKLOG, Acceptor
 from router.api.http.connections.connection import MAX_HEAD_BYTES, BoundedProtocol
 from router.api.http.connections.read_turns import ReadTurns
+from router.process import open_files
 from router.runtime.stream_reader import SLOW_READER_S
 
 # Request size limit. It is several times a full context as text.
@@ -35,14 +36,15 @@ RECEIVE_BYTES = 64 * 2**10
 MAX_CONNECTIONS = 1024
 MAX_STREAMS = 1024
 MAX_PENDING = 8192
+_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # gRPC would receive megabytes of each call before anything reads its message. Without this,
     # hundreds of connections filled gigabytes, also without a valid token.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", RECEIVE_BYTES),
-    # By default, gRPC cancels calls at random while more than 1000 are pending, also those of others
-    # than whoever sends a flood.
+    # By default, gRPC cancels calls at random while more than 1000 are pending, not only those of
+    # whoever sends a flood.
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     # A port that is in use is an error.
@@ -56,7 +58,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    (_CONNECTIONS, MAX_CONNECTIONS),
     # Of one connection. Most calls of a flood wait at their client, not before the calls of others.
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
@@ -87,7 +89,9 @@ def grpc_server(
     interceptors: list[grpc.aio.ServerInterceptor] = [access]
     if credentials is not None and credentials.files.ca is not None:
         interceptors.append(RoleGuard(without_role="client"))
-    server = grpc.aio.server(interceptors=[*interceptors, messages], options=_OPTIONS)
+    options = dict(_OPTIONS)
+    options[_CONNECTIONS] = min(options[_CONNECTIONS], open_files() // 8)
+    server = grpc.aio.server(interceptors=[*interceptors, messages], options=tuple(options.items()))
     try:
         port = listen(server, address, credentials)
     except RuntimeError as error:

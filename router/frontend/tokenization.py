@@ -32,6 +32,9 @@ SHORT = 2**15
 THREADS = max(2, min(8, (os.cpu_count() or 2) - 1))
 # Processes for chat templates. Long conversations use one of them.
 RENDERERS = 2
+# Seconds of a rendering after which the tenant's conversations count as long ones, for this time.
+SLOW_S = 0.5
+SLOW_FOR_S = 60.0
 # Timeout of the first rendering, which imports and compiles.
 _WARM_UP_S = 20.0
 _WARM_UP = ChatOptions(
@@ -100,6 +103,8 @@ class Text:
         self.reasoning = reasoning_markers_of(self.chat_template)
         self._thinking = _marker_tokens(self.reasoning, tokenizer)
         self._chat_turns = FairLanes(len(chat), SHORT)
+        # Until when, by tenant.
+        self._slow: dict[str, float] = {}
         self._threads = FairThreads(THREADS, SHORT, "tokenizer")
         self._waiting = BodyBudget(MAX_WAITING, "long texts to tokenize")
 
@@ -275,23 +280,34 @@ class Text:
     async def _render(
         self, messages: Sequence[ChatMessage], tenant: Tenant, options: ChatOptions
     ) -> str:
-        cost = len(options.tools) + sum(map(_cost, messages))
-        evicted = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
+        cost = len(options.tools) + sum(map(_cost, messages))
+        if self._slow.get(tenant.name, 0.0) > loop.time():
+            cost = max(cost, SHORT + 1)
+        evicted = asyncio.timeout(None)
         with self._waiting.holding(tenant, lambda: evicted.reschedule(loop.time())) as holding:
             self._waiting.grow(holding, cost)
             try:
                 async with evicted, self._chat_turns.turn(tenant, cost):
-                    renderer = self._idle.pop()
+                    renderer, begun = self._idle.pop(), loop.time()
                     try:
                         # A cancelled call would end the process, and the next would start it.
                         return await to_its_end(renderer.render(messages, options))
                     finally:
                         self._idle.append(renderer)
+                        self._took(tenant, begun, loop.time())
             except TimeoutError:
                 if not holding.evicted:
                     raise
                 raise self._waiting.refusal() from None
+
+    def _took(self, tenant: Tenant, begun: float, now: float) -> None:
+        """A template can take long over a short conversation. A tenant that sends such ones must
+        not hold all renderers. Without tokens there is a single tenant.
+        """
+        if tenant.name and now - begun > SLOW_S:
+            self._slow = {name: until for name, until in self._slow.items() if until > now}
+            self._slow[tenant.name] = now + SLOW_FOR_S
 
     async def _in_turn(self, tenant: Tenant, cost: int, work: Callable[[], T]) -> T:
         evicted = asyncio.timeout(None)

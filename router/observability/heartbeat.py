@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
@@ -47,6 +46,8 @@ class Heartbeat:
         self._registry = registry
         self._clock = clock
         self._certificates = certificates
+        # Kept open: clients may take all other files of this process.
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         # Reason why the last heartbeat failed; empty if it succeeded.
         self.trouble = ""
 
@@ -68,7 +69,7 @@ class Heartbeat:
             waiting_tokens_at_limit=limit_tokens,
             finished=self._metrics.finished,
             failed=self._metrics.failed,
-            rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            rss_bytes=self._resident_bytes(),
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
             certificate_note="; ".join(
@@ -78,6 +79,9 @@ class Heartbeat:
             begun=dispatcher.recent.begun,
             recent=dispatcher.recent.sample(now),
         )
+
+    def _resident_bytes(self) -> int:
+        return int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
 
     async def run(self) -> None:
         """Publishes every HEARTBEAT_S seconds until cancelled, and at once when a request finds the
@@ -109,6 +113,7 @@ class Heartbeat:
 
     async def end(self) -> None:
         """Removes the router's entry."""
+        os.close(self._statm)
         try:
             await self._registry.remove_router(self._router_id)
         except Unavailable:

@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "connections of HTTP",
         "router/api/http/connections/connection.py",
-        "if len(self.connections) > MAX_CONNECTIONS and not self._make_room():",
+        "if len(self.connections) > most_connections() and not self._make_room():",
         "if False:",
         (
             "unit/router/api/http/test_connection.py::test_connections_over_the_bound_are_ended_and_others_go_on",
@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant(
         "calls on gRPC are paced",
         "router/api/grpc/auth.py",
-        "await self._waiting_room.tenant(tenant.name, poll=details.method != GENERATE)",
+        "await self._waiting_room.tenant( tenant.name, poll=over or details.method != GENERATE )",
         "pass",
         ("unit/router/api/test_pacing.py::test_grpc_is_paced_as_well",),
     ),
@@ -383,6 +383,30 @@ MUTANTS = (
         "over = self._running[tenant.name] > MAX_REQUESTS",
         "over = False",
         ("unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",),
+    ),
+    Mutant(
+        "slow conversations take the lane of long ones",
+        "router/frontend/tokenization.py",
+        "cost = max(cost, SHORT + 1)",
+        "pass",
+        (
+            "unit/router/frontend/test_tokenization.py::"
+            "test_a_tenant_with_slow_conversations_leaves_a_renderer_to_others",
+        ),
+    ),
+    Mutant(
+        "no tenant has all calls",
+        "router/api/grpc/auth.py",
+        "over = self._running[tenant.name] >= MAX_CALLS",
+        "over = False",
+        ("unit/router/api/test_pacing.py::test_no_tenant_has_all_calls",),
+    ),
+    Mutant(
+        "connections leave files to the router",
+        "router/api/http/connections/connection.py",
+        "return min(MAX_CONNECTIONS, open_files() // 2)",
+        "return MAX_CONNECTIONS",
+        ("unit/router/test_process.py::test_idle_connections_leave_files_to_the_router",),
     ),
     Mutant(
         "one exposition for all",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ class Cluster:
     redis_url: str
     processes: dict[str, Process] = field(default_factory=dict)
     grpc: str = ""
+    http: str = ""
     program: tuple[str, ...] = ("-m", "kvrelay.cli.main")
 
     async def add_worker(self, name: str) -> None:
@@ -52,7 +55,7 @@ class Cluster:
         assert router.stdout is not None
         line = (await asyncio.wait_for(router.stdout.readline(), 120)).decode()
         assert line.startswith("kvrelay ready grpc=")
-        self.grpc = line.split()[2].removeprefix("grpc=")
+        self.grpc, self.http = (word.partition("=")[2] for word in line.split()[2:4])
 
     async def close(self) -> None:
         for one in self.processes.values():
@@ -128,6 +131,40 @@ async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_co
                 router.send_signal(signal.SIGTERM)
     assert tokens == answer(PROMPT, 7, 100)
     assert await asyncio.wait_for(router.wait(), 60) == 0
+
+
+FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from kvrelay.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("listener", ["grpc", "http"])
+async def test_idle_connections_leave_files_to_the_router(tmp_path: Path, listener: str) -> None:
+    connections = contextlib.ExitStack()
+    async with EmbeddedRedis() as redis:
+        cluster = Cluster(redis.url, program=("-c", FEW_FILES))
+        try:
+            await cluster.add_worker("decode-0")
+            await cluster.add_router(cluster_file(tmp_path, redis.url))
+            host, port = getattr(cluster, listener).removeprefix("http://").split(":")
+            for _ in range(300):
+                connection = connections.enter_context(socket.create_connection((host, int(port))))
+                connection.setblocking(False)
+            router = cluster.processes["router"]
+            # Longer than some heartbeats.
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(router.wait(), 3)
+            connections.close()
+            request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=5))
+            async with inference_stub(cluster.grpc) as stub:
+                call = stub.Generate(request_to_proto(request), timeout=60, wait_for_ready=True)
+                assert sum([len(one.token_ids) async for one in call]) == 5
+        finally:
+            connections.close()
+            await cluster.close()
 
 
 STUCK = """

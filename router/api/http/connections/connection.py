@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from kvrelay.errors import Code
 from router.api.http.connections.read_turns import ReadTurns
 from router.api.http.encoding import to_json
+from router.process import open_files
 from router.runtime.stream_reader import SLOW_READER_S
 
 # Connections of one listener.
@@ -71,6 +72,11 @@ def _status_of(error: httptools.HttpParserError) -> int:
     return 505 if str(error) == "Invalid HTTP version" else 400
 
 
+def most_connections() -> int:
+    """Returns the limit on open connections."""
+    return min(MAX_CONNECTIONS, open_files() // 2)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Adds bounds to uvicorn's protocol.
 
@@ -113,11 +119,11 @@ class BoundedProtocol(HttpToolsProtocol):
     # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the receive timeout. Above MAX_CONNECTIONS, aborts the oldest idle connection, or
-        this connection if none is idle.
+        """Starts the receive timeout. Above `most_connections`, aborts the oldest idle connection,
+        or this connection if none is idle.
         """
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS and not self._make_room():
+        if len(self.connections) > most_connections() and not self._make_room():
             transport.abort()
             return
         self.idle[self] = None

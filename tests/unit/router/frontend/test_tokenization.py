@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.router_harness import DEMO
 
+import router.frontend.tokenization
 from kvrelay.errors import InvalidArgument
 from kvrelay.tenants import Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
-from kvrelay.types.chat import ChatMessage
+from kvrelay.tokenizer.tokenizer import Tokenizer
+from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
 from router.frontend.tokenization import INLINE, Text
 
 
@@ -97,3 +100,42 @@ async def test_a_template_that_refuses_a_greeting_or_does_not_start_ends_no_warm
     finally:
         await strange.close()
     await Text(None, []).warm_up()
+
+
+class Renderer(ChatTemplate):
+    """Renders conversations that begin with "slow" when it is told to."""
+
+    def __init__(self, go_on: asyncio.Event) -> None:
+        super().__init__("", {})
+        self._go_on = go_on
+
+    async def render(
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = WITHOUT_TOOLS,
+        timeout_s: float = 2.0,
+    ) -> str:
+        if messages[0].content.startswith("slow"):
+            await self._go_on.wait()
+        return messages[0].content
+
+
+async def test_a_tenant_with_slow_conversations_leaves_a_renderer_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.frontend.tokenization, "SLOW_S", 30.0)
+    go_on, now = asyncio.Event(), asyncio.get_running_loop().time()
+    text = Text(Tokenizer.load(DEMO), [Renderer(go_on), Renderer(go_on)])
+    text._took(Tenant("hostile"), now - 31.0, now)
+
+    async def encode(tenant: str, content: str) -> tuple[int, ...]:
+        return await text.encode_chat([ChatMessage("user", content)], Tenant(tenant))
+
+    async with asyncio.timeout(60):
+        more = [asyncio.create_task(encode("hostile", "slow")) for _ in range(4)]
+        for number in range(4):
+            assert await encode("victim", f"{number}")
+        assert not any(one.done() for one in more)
+        go_on.set()
+        await asyncio.gather(*more)
+    await text.close()
