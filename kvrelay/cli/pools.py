@@ -40,7 +40,7 @@ def scale(
 
     Prints the new sizes. The command then waits up to 10 s until the new workers start, and warns
     on stderr if some find no room. Those start as soon as there is room. A decode pool has at least
-    one worker.
+    one worker, unless its policy has `min_replicas: 0`.
 
     Example: kvrelay scale prefill=2 decode=4
     """
