@@ -15,6 +15,8 @@ NOTHING_LISTENS = (
     "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its line "
     "`kvrelay ready`"
 )
+# A router's advice. It does not know how its client is given a deadline.
+_LATER = "send a later deadline"
 # (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES.
 _MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
 _HINTS = (
@@ -57,7 +59,7 @@ _HINTS = (
     ),
     (
         Code.DEADLINE_EXCEEDED,
-        "send a later deadline",
+        _LATER,
         _MORE_TIME,
     ),
     (
@@ -90,6 +92,8 @@ def with_hint(error: KvRelayError, listener: str) -> KvRelayError:
             if words in _NOISE:
                 host, port, _ = error.message.split(":", 2)
                 error.message = f"{host}:{port}: {told}"
+            elif words == _LATER:
+                error.message = error.message.replace(words, told)
             else:
                 error.message = f"{error.message}. {told[0].upper()}{told[1:]}"
             error.args = (error.message,)
