@@ -32,7 +32,7 @@ _SERVICE_CONFIG = {
     # the first of them.
     "loadBalancingConfig": [{"round_robin": {}}],
     # gRPC opens another connection when each has as many calls as the server takes (gRFC A105).
-    # Before grpcio 1.84, further calls wait in the client.
+    # Before grpcio 1.84, the server refuses some of the further calls as Unavailable.
     "connectionScaling": {"maxConnectionsPerSubchannel": _MAX_CONNECTIONS},
 }
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a

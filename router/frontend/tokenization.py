@@ -281,12 +281,12 @@ class Text:
         self, messages: Sequence[ChatMessage], tenant: Tenant, options: ChatOptions
     ) -> str:
         loop = asyncio.get_running_loop()
-        cost = len(options.tools) + sum(map(_cost, messages))
+        cost = size = len(options.tools) + sum(map(_cost, messages))
         if self._slow.get(tenant.name, 0.0) > loop.time():
             cost = max(cost, SHORT + 1)
         evicted = asyncio.timeout(None)
         with self._waiting.holding(tenant, lambda: evicted.reschedule(loop.time())) as holding:
-            self._waiting.grow(holding, cost)
+            self._waiting.grow(holding, size)
             try:
                 async with evicted, self._chat_turns.turn(tenant, cost):
                     renderer, begun = self._idle.pop(), loop.time()

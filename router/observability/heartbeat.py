@@ -5,6 +5,7 @@ workers.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,8 +47,6 @@ class Heartbeat:
         self._registry = registry
         self._clock = clock
         self._certificates = certificates
-        # Kept open: clients may take all other files of this process.
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         # Reason why the last heartbeat failed; empty if it succeeded.
         self.trouble = ""
 
@@ -69,7 +68,7 @@ class Heartbeat:
             waiting_tokens_at_limit=limit_tokens,
             finished=self._metrics.finished,
             failed=self._metrics.failed,
-            rss_bytes=self._resident_bytes(),
+            rss_bytes=_resident_bytes(),
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
             certificate_note="; ".join(
@@ -79,9 +78,6 @@ class Heartbeat:
             begun=dispatcher.recent.begun,
             recent=dispatcher.recent.sample(now),
         )
-
-    def _resident_bytes(self) -> int:
-        return int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
 
     async def run(self) -> None:
         """Publishes every HEARTBEAT_S seconds until cancelled, and at once when a request finds the
@@ -113,9 +109,20 @@ class Heartbeat:
 
     async def end(self) -> None:
         """Removes the router's entry."""
-        os.close(self._statm)
         try:
             await self._registry.remove_router(self._router_id)
         except Unavailable:
             # The entry expires by itself.
             return
+
+
+def _resident_bytes() -> int:
+    return int(os.pread(_statm(), 200, 0).split()[1]) * _PAGE
+
+
+@functools.cache
+def _statm() -> int:
+    """Returns a file descriptor that stays open: clients may take all other files of this process.
+    The status is read until the process ends.
+    """
+    return os.open("/proc/self/statm", os.O_RDONLY)
