@@ -167,7 +167,7 @@ class Roll:
 
     async def workers(self, tree: Path, model: str | None = None) -> None:
         """Replaces the controller and its workers. The new workers serve before the old workers
-        drain, unless the builds do not allow two controllers at once.
+        drain.
         """
         began = time.monotonic()
         cluster = self._cluster
@@ -176,15 +176,9 @@ class Roll:
         before = frozenset(one.worker_id for one in await cluster.registry.workers())
         former, self._controller = self._controller, await cluster.controller(tree, tree, tree)
         wanted = sum(cluster.config[pool]["replicas"] for pool in ("prefill", "decode"))
-        if former is not None:
-            try:
-                async with asyncio.timeout(30):
-                    await cluster.workers(wanted, before)
-            except TimeoutError:
-                # The new controller waits until the old one ends.
-                pass
-            assert await former.stop() == 0, former.log
         await cluster.workers(wanted, before)
+        if former is not None:
+            assert await former.stop() == 0, former.log
         self._took("workers", began)
 
     async def router(self, tree: Path) -> None:

@@ -15,6 +15,7 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from kvrelay.wire.status import is_answer
 
 # The longest timeout of a call. gRPC treats much longer timeouts as expired.
 _LONGEST_S = 1e8
@@ -53,6 +54,8 @@ class Retry:
         self._draw = draw
         # Consecutive failures since the last progress.
         self._failures = 0
+        # The last of these that came from a server.
+        self._answer: KvRelayError | None = None
         self.calls = 0
         # Index of the target of the next call.
         self.target = 0
@@ -71,20 +74,23 @@ class Retry:
     def progress(self) -> None:
         """Resets the count of failures, because the call brought something new."""
         self._failures = 0
+        self._answer = None
 
     def failed(self, error: KvRelayError, now: float) -> float:
-        """Returns the seconds to wait before the next call. Raises `error` when there is no further
-        call.
+        """Returns the seconds to wait before the next call. When there is no further call, raises
+        `error`, or what another target answered if this target did not.
 
         Each target is tried once without a wait. Then the rounds over all targets follow, with
         growing waits.
         """
         self._failures += 1
+        if is_answer(error):
+            self._answer = error
         most = self._policy.max_attempts
         if most > 1:
             most = max(most, self._num_targets)
         if self._failures >= most or not self._passing(error):
-            raise error
+            raise self._answer or error
         self.target = (self.target + 1) % self._num_targets
         rounds, untried = divmod(self._failures, self._num_targets)
         if untried:
@@ -94,7 +100,7 @@ class Retry:
         )
         wait = (error.retry_after_s or 0.0) + backoff * self._draw()
         if now + wait >= self._deadline:
-            raise error
+            raise self._answer or error
         return wait
 
     def _passing(self, error: KvRelayError) -> bool:

@@ -13,6 +13,7 @@ from kvrelay.errors import Code, KvRelayError, error_for
 
 FIELD_KEY = "kvrelay-field"
 RETRY_KEY = "grpc-retry-pushback-ms"
+_NO_CONNECTION = "cannot connect: "
 # Characters. All metadata of a response must stay below 8 KiB.
 _MAX_DETAILS = 1000
 
@@ -59,6 +60,11 @@ def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:
     )
 
 
+def is_answer(error: KvRelayError) -> bool:
+    """Whether the error of `error_from_rpc` came over a connection."""
+    return _NO_CONNECTION not in error.message
+
+
 def _text_items(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
     return {key: value for key, value in metadata or () if isinstance(value, str)}
 
@@ -73,5 +79,5 @@ def _readable(details: str) -> str:
                 f"TLS handshake failed: "
                 f"{details.rpartition('OPENSSL_internal:')[2].removesuffix(': OK')}"
             )
-        return f"cannot connect: {details.rpartition(': ')[2]}"
+        return f"{_NO_CONNECTION}{details.rpartition(': ')[2]}"
     return details

@@ -301,6 +301,16 @@ def test_an_answer_goes_on_at_another_router(twin: Twin, error: kvrelay.KvRelayE
     assert other.requests[0].resume == (100, 101)
 
 
+def test_the_error_is_what_a_router_answered_not_that_another_is_gone(
+    twin: Twin, nobody: str
+) -> None:
+    for order in (1, -1):
+        router = ScriptedRouter(*[[kvrelay.Unavailable("no worker serves it")]] * 9)
+        with serving(router) as target, pytest.raises(kvrelay.Unavailable) as caught:
+            twin.result([nobody, target][::order], "p")
+        assert caught.value.message == f"{target}: no worker serves it"
+
+
 def test_nobody_there(twin: Twin, nobody: str) -> None:
     with pytest.raises(kvrelay.Unavailable, match=f"{nobody}: cannot connect"):
         twin.result(nobody, "p")
