@@ -40,7 +40,8 @@ def snapshot(
     # TTFT includes the wait for a batch slot or for a tenant's limit, which no prefill worker
     # shortens.
     slots_are_short = pool == "prefill" and any(
-        router.waiting > router.waiting_for_prefill for router in routers
+        router.waiting_at_limit or router.waiting > 2 * router.waiting_for_prefill
+        for router in routers
     )
     ttft = _worst([router.ttft_p95_ms for router in routers], routers)
     if ttft is not None and not slots_are_short:

@@ -117,10 +117,12 @@ class Dispatcher:
 
     @property
     def waiting_for_prefill(self) -> tuple[int, int]:
-        """Number and tokens of the requests in the queue that wait for a prefill worker. Zeros
-        while decode workers have no room either.
+        """Number and tokens of the requests in the queue that wait for a prefill worker. They are
+        counted in proportion to the time in which decode workers had room.
         """
-        return self._queue.deferred if self._placement.wait.for_prefill else (0, 0)
+        share = self._placement.bottleneck.prefill_share
+        requests, tokens = self._queue.deferred
+        return round(requests * share), round(tokens * share)
 
     @property
     def waiting_at_limit(self) -> tuple[int, int]:

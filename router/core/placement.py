@@ -14,6 +14,7 @@ from router.core.model_versions import model_gone_error
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.path_prediction import Outlook, outlook_of
 from router.core.queueing.batch_slots import make_way, views_for
+from router.core.queueing.bottleneck import Bottleneck
 from router.core.queueing.fair_queue import Ticket
 from router.core.queueing.preemption import Preemption
 from router.core.queueing.prefill_gate import PrefillGate
@@ -44,6 +45,7 @@ class Placement:
         self._preempt_at: dict[str, float] = {}
         # Why the first request in the queue waits.
         self.wait = Wait("no decode worker is ready", no_worker=True)
+        self.bottleneck = Bottleneck()
         # Whether the last pump ended at a request for which no decode worker has room.
         self.blocked = False
         self.preemptions = 0
@@ -107,6 +109,7 @@ class Placement:
                 wait, queued = gate.wait, True
         self.wait = wait
         self._requests.freed = self._requests.freed or gate.full
+        self.bottleneck.note(queued, wait.for_prefill, now)
         self._throughput.watch(now, queued)
         return effects
 

@@ -20,6 +20,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a pool's queue is a mean over time when requests wait for both pools by turns",
+        "router/core/queueing/bottleneck.py",
+        "if self._waited > 0:",
+        "if False:",
+        (
+            "unit/simulation/test_simulation_properties.py::test_two_pools_that_are_too_small_both_grow",
+            "unit/router/core/test_bottleneck.py",
+        ),
+    ),
+    Mutant(
         "a small pool keeps room for requests that arrive at random",
         POLICY,
         "max(load / BUSY_AT_MOST, load + math.sqrt(load))",

@@ -134,10 +134,13 @@ def test_prompts_that_wait_at_the_routers_are_the_prefill_pools_queue() -> None:
 
 
 def test_ttft_says_nothing_of_the_prefill_pool_while_batch_slots_are_short() -> None:
-    waits = replace(ROUTERS[0], waiting=7, waiting_for_prefill=6)
-    assert "ttft_p95_ms" not in snapshot("prefill", 2, WORKERS, (waits,)).metrics
-    waits = replace(waits, waiting_for_prefill=7)
-    assert "ttft_p95_ms" in snapshot("prefill", 2, WORKERS, (waits,)).metrics
+    for waits, is_known in (
+        (replace(ROUTERS[0], waiting=7, waiting_for_prefill=3), False),
+        (replace(ROUTERS[0], waiting=7, waiting_for_prefill=4), True),
+        (replace(ROUTERS[0], waiting=7, waiting_for_prefill=6, waiting_at_limit=1), False),
+    ):
+        metrics = snapshot("prefill", 2, WORKERS, (waits,)).metrics
+        assert ("ttft_p95_ms" in metrics) is is_known
 
 
 def test_an_empty_prefill_pool_sees_what_waits_elsewhere() -> None:

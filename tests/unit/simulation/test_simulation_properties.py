@@ -6,12 +6,14 @@ import json
 import math
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import simulated
 
+from kvrelay.config.config_file import load_policy
 from kvrelay.loadtest.report.report_file import report_from_json, report_to_json
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.slo import Slo
@@ -20,6 +22,10 @@ from kvrelay.simulation.decode import SimulatedDecode
 from kvrelay.simulation.scenario import Delays, Scenario
 from kvrelay.simulation.simulation import Simulation
 
+QUEUE_DEPTH = load_policy(
+    Path(__file__).parents[3] / "configs" / "autoscaling" / "queue-depth.yaml"
+)
+FREE = {name: 0.0 for name in simulated.COSTS if name != "kind"}
 SCENARIOS = st.builds(
     lambda prefill, decode, local, cache, batch, memory, slo: simulated.scenario(
         prefill,
@@ -207,6 +213,35 @@ def test_batches_that_outgrow_their_blocks_are_preempted(seed: int) -> None:
     assert worker.load().preemptions > 0
 
 
+@settings(max_examples=12, deadline=None)
+@given(prefill=st.floats(0.3, 0.75), decode=st.floats(0.3, 0.75), seed=st.integers(0, 99))
+def test_two_pools_that_are_too_small_both_grow(prefill: float, decode: float, seed: int) -> None:
+    """Requests then wait for a batch slot and for a prefill worker by turns. `prefill`, `decode`:
+    share of the requests that the pool can serve.
+    """
+    rate, prompt, answer, slots = 20.0, 1000, 100, 16
+    worker = simulated.profile(
+        **FREE
+        | {
+            "prefill_token_s": 1 / (rate * prefill * prompt),
+            "decode_sequence_s": 1 / (rate * decode * answer),
+            "start_s": 5.0,
+        }
+    )
+    cluster = simulated.scenario(
+        1, 1, worker, policy=QUEUE_DEPTH.model_dump(), config={"decode": {"max_batch": slots}}
+    )
+    plan = simulated.poisson(
+        rate, int(40 * rate), prompt=(prompt, prompt), answer=(answer, answer), seed=seed
+    )
+    report = simulated.run(cluster, plan)
+    assert report.timeline is not None
+    grown = {
+        one.pool for one in report.timeline.decisions if one.at_s < 40 and one.after > one.before
+    }
+    assert grown == {"prefill", "decode"}
+
+
 def test_a_policy_grows_and_shrinks_the_pools() -> None:
     rules = {
         "min_replicas": 1,
@@ -268,7 +303,7 @@ def test_the_router_measures_single_steps() -> None:
 
 
 def test_steps_without_cost_take_no_time() -> None:
-    free = simulated.profile(**{name: 0.0 for name in simulated.COSTS if name != "kind"})
+    free = simulated.profile(**FREE)
     cluster = simulated.scenario(1, 2, free, delays=Delays(0.0, 0.0, 0.0))
     plan = list(simulated.poisson(10.0, 40))
     report = simulated.run(cluster, plan)

@@ -253,7 +253,7 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
     for _ in range(40):
         cluster.step()
     assert MOST_HELD <= max(looks) < 2 * MOST_HELD
-    assert cluster.dispatcher.waiting_for_prefill[0] == cluster.dispatcher.waiting == 297
+    assert cluster.dispatcher._queue.deferred[0] == cluster.dispatcher.waiting == 297
 
 
 def test_a_fast_worker_gets_prompts_for_the_time_between_two_looks() -> None:
