@@ -26,7 +26,7 @@ MUTANTS = (
         "if False:",
         (
             "unit/simulation/test_simulation_properties.py::test_two_pools_that_are_too_small_both_grow",
-            "unit/router/core/test_bottleneck.py",
+            "unit/router/core/test_bottleneck.py::test_it_is_the_mean_with_weights_that_fade",
         ),
     ),
     Mutant(
