@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from autoscaler.lease import Lease
 from autoscaler.look_ahead import LookAhead
 from autoscaler.polling import poll_regularly
-from autoscaler.pool_sizes import decide_pools
+from autoscaler.pool_sizes import Verdicts, decide_pools
 from autoscaler.scaling_policy import Foreseen, PoolState
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
@@ -46,6 +46,8 @@ class Autoscaler:
         self._foresee_error = ""
         self._clock = clock or MonotonicClock()
         self._states: dict[PoolName, PoolState] = {}
+        # Pools of which the registry has a delayed decision.
+        self._delayed: set[PoolName] = set()
 
     async def run(self) -> None:
         """Polls until cancelled. While Redis does not answer, the sizes stay as they are."""
@@ -104,6 +106,7 @@ class Autoscaler:
             for pool, (verdict, _) in verdicts.items()
             if verdict.desired != desired[pool]
         }
+        await self._tell_delays(desired, verdicts)
         # Both sizes change in one write, so that the actuator sees that a worker can switch pools.
         sizes = {pool: (decision.before, decision.after) for pool, decision in changed.items()}
         if sizes and await self._registry.scale(sizes, claim):
@@ -116,3 +119,16 @@ class Autoscaler:
                     reason=decision.reason,
                 )
                 await self._registry.record_decision(decision, claim)
+
+    async def _tell_delays(self, desired: Mapping[PoolName, int], verdicts: Verdicts) -> None:
+        """Publishes, for status, what a delay of the policy holds back."""
+        for pool, (verdict, _) in verdicts.items():
+            if verdict.delayed is not None:
+                held = ScalingDecision(
+                    time.time(), pool, desired[pool], verdict.delayed, verdict.reason
+                )
+                await self._registry.publish_delayed(held, 3 * self._policy.interval_s)
+                self._delayed.add(pool)
+            elif pool in self._delayed:
+                await self._registry.remove_delayed(pool)
+                self._delayed.remove(pool)

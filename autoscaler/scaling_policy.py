@@ -59,10 +59,13 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The size to set, with its reason."""
+    """The size to set, with its reason. `delayed`: the size that the metrics ask for, if a delay
+    holds it back.
+    """
 
     desired: int
     reason: str
+    delayed: int | None = None
 
 
 def decide(
@@ -113,7 +116,7 @@ def decide(
     else:
         return Decision(size, reason), state
     if desired == size:
-        return Decision(size, f"{reason}, not yet for {delay}"), state
+        return Decision(size, f"{reason}, not yet for {delay}", recommendation), state
     if held != recommendation:
         reason += f", {held} during {delay}"
     if desired != held:

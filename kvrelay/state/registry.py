@@ -14,6 +14,7 @@ restore all of it.
     kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
     kvrelay:adapters                       hash: name -> adapter that an operator has loaded
     kvrelay:decisions                      list: the last scaling decisions, newest first
+    kvrelay:delayed:POOL                   heartbeat of a decision that a delay holds back
     kvrelay:probe:ID                       written by `check_writable`
 
 A cluster of several models keeps this once per model, in keys that begin with kvrelay@MODEL.
@@ -295,6 +296,18 @@ class Registry(RegistryValues):
             for value in raw
         )
         return tuple(decision for decision in found if decision is not None)
+
+    async def publish_delayed(self, decision: ScalingDecision, ttl_s: float) -> None:
+        """Writes, for `ttl_s` seconds, the decision about a pool that a delay holds back."""
+        await self._publish(self._keys.delayed + decision.pool, decision, ttl_s)
+
+    async def remove_delayed(self, pool: PoolName) -> None:
+        """Removes the delayed decision about a pool."""
+        await self._call("DEL", self._keys.delayed + pool)
+
+    async def delayed(self) -> tuple[ScalingDecision, ...]:
+        """Returns the decisions that a delay holds back, by pool."""
+        return await self._heartbeats(self._keys.delayed, ScalingDecision, attrgetter("pool"))
 
     # Drains and restarts that operators request
 

@@ -7,7 +7,7 @@ from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK
 
 class RegistryKeys:
     """The keys of one namespace, and the channel of its changes. Keys that end with a colon are
-    prefixes of one key per worker, router or controller.
+    prefixes of one key per worker, router, controller or pool.
     """
 
     def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
@@ -28,6 +28,7 @@ class RegistryKeys:
         self.restarts = f"{namespace}:restarts"
         self.adapters = f"{namespace}:adapters"
         self.decisions = f"{namespace}:decisions"
+        self.delayed = f"{namespace}:delayed:"
 
     def worker_name(self, stem: str, number: int) -> str:
         """Returns the name of a worker; `stem` is its role, with or without a tag. The name begins

@@ -235,7 +235,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol", "routing", "autoscaling", "models")
+    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol", "routing", "autoscaling", "models", "delayed")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class ClusterStatus(_message.Message):
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     AUTOSCALING_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
@@ -268,7 +269,8 @@ class ClusterStatus(_message.Message):
     routing: str
     autoscaling: str
     models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ..., routing: _Optional[str] = ..., autoscaling: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+    delayed: _containers.RepeatedCompositeFieldContainer[ScalingDecision]
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ..., routing: _Optional[str] = ..., autoscaling: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., delayed: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
     __slots__ = ("prefill", "decode", "model")

@@ -4,6 +4,7 @@ dataclasses.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import cast, get_args
 
@@ -145,6 +146,8 @@ class ClusterStatus:
     autoscaling: str = ""
     # Names of all models that the router serves; this is the status of one.
     models: tuple[str, ...] = ()
+    # Decisions that a delay of the scaling policy holds back.
+    delayed: tuple[ScalingDecision, ...] = ()
 
 
 def status_request(model: str = "") -> pb.GetStatusRequest:
@@ -216,16 +219,7 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
             )
             for pool in status.pools
         ],
-        decisions=[
-            pb.ScalingDecision(
-                unix_time=decision.unix_time,
-                pool=decision.pool,
-                before=decision.before,
-                after=decision.after,
-                reason=decision.reason,
-            )
-            for decision in status.decisions
-        ],
+        decisions=[to_message(pb.ScalingDecision, one) for one in status.decisions],
         router=pb.RouterStatus(**{name: getattr(status.router, name) for name in _ROUTER_FIELDS}),
         block_bytes=status.block_bytes,
         block_size=status.block_size,
@@ -244,6 +238,7 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         routing=status.routing,
         autoscaling=status.autoscaling,
         models=status.models,
+        delayed=[to_message(pb.ScalingDecision, one) for one in status.delayed],
     )
 
 
@@ -263,11 +258,7 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
             for pool in message.pools
             if pool.name in POOLS
         ),
-        decisions=tuple(
-            ScalingDecision(one.unix_time, _pool(one.pool), one.before, one.after, one.reason)
-            for one in message.decisions
-            if one.pool in POOLS
-        ),
+        decisions=_decisions_from_proto(message.decisions),
         router=_router_from_proto(message.router),
         block_bytes=message.block_bytes,
         block_size=message.block_size,
@@ -287,7 +278,13 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
         routing=message.routing,
         autoscaling=message.autoscaling,
         models=tuple(message.models),
+        delayed=_decisions_from_proto(message.delayed),
     )
+
+
+def _decisions_from_proto(messages: Iterable[pb.ScalingDecision]) -> tuple[ScalingDecision, ...]:
+    """Converts the decisions about pools that this version knows."""
+    return tuple(to_value(ScalingDecision, one) for one in messages if one.pool in POOLS)
 
 
 def _router_from_proto(message: pb.RouterStatus) -> RouterLoad:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
+from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.workers import WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
@@ -184,12 +185,14 @@ class StatusPage:
             "ttft": self._metrics.ttft.percentiles(now, 50, 95),
             "itl": self._metrics.itl.percentiles(now, 50, 95),
             "pools": [_pool(one) for one in status.pools],
-            "decisions": [
-                asdict(one) | {"reason": one.reason[: recent_requests.MAX_WHY]}
-                for one in status.decisions
-            ],
+            "decisions": [_decision(one) for one in status.decisions],
+            "delayed": [_decision(one) for one in status.delayed],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
+
+
+def _decision(decision: ScalingDecision) -> Json:
+    return asdict(decision) | {"reason": decision.reason[: recent_requests.MAX_WHY]}
 
 
 def page_files() -> list[Route]:

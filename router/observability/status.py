@@ -42,6 +42,7 @@ class ClusterView:
             "decode": config.decode.replicas,
         }
         self._decisions: tuple[ScalingDecision, ...] = ()
+        self._delayed: tuple[ScalingDecision, ...] = ()
         self._restarting: tuple[str, ...] = ()
         self._pending: tuple[PendingWorker, ...] = ()
         self._standbys: tuple[StandbyWorker, ...] = ()
@@ -62,6 +63,7 @@ class ClusterView:
         try:
             await self.desired()
             self._decisions = await self._registry.decisions(DECISIONS)
+            self._delayed = await self._registry.delayed()
             self._restarting = tuple(sorted(await self._registry.restarts()))
             self._pending = await self._registry.pending()
             self._standbys = await self._registry.standbys()
@@ -103,4 +105,5 @@ class ClusterView:
             routing=self._config.router.policy,
             autoscaling=Path(self._config.autoscaling or "").name,
             models=self.models,
+            delayed=self._delayed,
         )

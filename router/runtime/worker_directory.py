@@ -46,6 +46,10 @@ class RouterRegistry(Protocol):
         """Returns the last `n` scaling decisions, newest first."""
         ...
 
+    async def delayed(self) -> tuple[ScalingDecision, ...]:
+        """Returns the scaling decisions that a delay holds back, by pool."""
+        ...
+
     async def request_drain(self, worker_id: str) -> None:
         """Requests the drain of a worker."""
         ...

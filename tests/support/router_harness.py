@@ -40,6 +40,7 @@ class MemoryRegistry:
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     published: list[RouterLoad] = field(default_factory=list)
     history: tuple[ScalingDecision, ...] = ()
+    delays: tuple[ScalingDecision, ...] = ()
     listed: dict[str, AdapterEntry] = field(default_factory=dict)
     away: bool = False
 
@@ -80,6 +81,10 @@ class MemoryRegistry:
     async def decisions(self, n: int) -> tuple[ScalingDecision, ...]:
         self._check()
         return self.history[:n]
+
+    async def delayed(self) -> tuple[ScalingDecision, ...]:
+        self._check()
+        return self.delays
 
     async def request_drain(self, worker_id: str) -> None:
         self._check()

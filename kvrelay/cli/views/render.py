@@ -16,7 +16,7 @@ from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
-    from kvrelay.types.control_plane import RouterLoad
+    from kvrelay.types.control_plane import RouterLoad, ScalingDecision
     from kvrelay.types.requests import Attempt, Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
@@ -127,6 +127,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         table if loads else NO_WORKER,
         _decision_table(status) if status.decisions else NO_DECISION,
     ]
+    tables += [f"delayed: {size_change(one)}: {one.reason}" for one in status.delayed]
     tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)
     if tiers and width >= _WIDE:
         tables.insert(1, _tier_table(status))
@@ -221,6 +222,11 @@ def _tier_lines(status: ClusterStatus) -> Iterator[str]:
                 f"\n{worker.worker_id} {tier.kind}: {size(tier.used_bytes)} of "
                 f"{size(tier.size_bytes)}, {tier.hits} hits{error}"
             )
+
+
+def size_change(decision: ScalingDecision) -> str:
+    """Formats a decision: prefill 1 → 3."""
+    return f"{decision.pool} {decision.before} → {decision.after}"
 
 
 def _decision_table(status: ClusterStatus) -> Table:

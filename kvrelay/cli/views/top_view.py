@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvrelay.cli.views.pending_workers import pending_lines
-from kvrelay.cli.views.render import NO_DECISION, rate, waiting
+from kvrelay.cli.views.render import NO_DECISION, rate, size_change, waiting
 from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def top_view(status: ClusterStatus, trouble: str = "", width: int = 80) -> Rende
         parts.append(_decisions(status.decisions[:DECISIONS]))
     else:
         parts.append(Text(NO_DECISION, "dim"))
+    parts += (_delayed(one) for one in status.delayed)
     return Group(*parts)
 
 
@@ -195,6 +196,11 @@ def _decisions(decisions: tuple[ScalingDecision, ...]) -> Table:
         time = datetime.fromtimestamp(one.unix_time).astimezone().strftime("%H:%M:%S")
         table.add_row(time, one.pool, f"{one.before} → {one.after}", Text(one.reason))
     return table
+
+
+def _delayed(decision: ScalingDecision) -> Text:
+    told = f"delayed  {size_change(decision)}  {decision.reason}"
+    return Text(told, "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _ms(milliseconds: float | None) -> str:

@@ -23,6 +23,7 @@ export class Pools {
     const decisions = byId("decisions");
     keyed(decisions, snapshot.decisions, (one) => `${one.unix_time} ${one.pool}`, decisionNode, () => {});
     decisions.classList.toggle("none", !snapshot.decisions.length);
+    keyed(byId("delayed"), snapshot.delayed, (one) => one.pool, () => el("li", { class: "quiet" }), (node, one) => say(node, `delayed: ${one.pool} ${one.before} → ${one.after}: ${one.reason}`));
     const { waiting, router } = snapshot;
     say(byId("queue"), waiting ? `router queue: ${count(waiting)} requests, ${count(router.waiting_tokens)} tokens; ${count(router.waiting_for_prefill)} wait for a prefill worker` : "router queue empty");
     const { finished, failed, handoff_bytes } = snapshot.totals;

@@ -93,6 +93,22 @@ async def test_scales_and_records_why(registry: Registry, autoscaler: Autoscaler
     )
 
 
+async def test_tells_what_a_delay_holds_back(registry: Registry, clock: ManualClock) -> None:
+    rules = {"metrics": [{"name": "queue_depth", "target": 4}], "max_replicas": 9}
+    policy = AutoscalingPolicy.model_validate({"decode": {**rules, "upscale_delay_s": 20}})
+    autoscaler = leading(registry, clock, policy)
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=8)
+    await autoscaler.tick()
+    (delayed,) = await registry.delayed()
+    assert (delayed.pool, delayed.before, delayed.after) == ("decode", 1, 2)
+    assert delayed.reason.endswith("not yet for upscale_delay_s 20")
+    clock.advance(20.0)
+    await autoscaler.tick()
+    assert await registry.delayed() == ()
+    assert (await registry.decisions())[0].after == 2
+
+
 async def test_records_nothing_while_nothing_changes(
     registry: Registry, autoscaler: Autoscaler
 ) -> None:

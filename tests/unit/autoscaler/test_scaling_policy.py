@@ -157,7 +157,7 @@ def test_what_is_not_known_never_shrinks_a_pool(bad: float | None) -> None:
             1,
             {"queue_depth": 37},
             Decision(
-                1, "queue_depth 37 over 1 worker / target 4 → 10, not yet for upscale_delay_s 5"
+                1, "queue_depth 37 over 1 worker / target 4 → 10, not yet for upscale_delay_s 5", 10
             ),
         ),
         (

@@ -272,6 +272,15 @@ def test_status_says_that_no_policy_has_decided() -> None:
     assert out.getvalue().endswith("No decision of a scaling policy yet.\n")
 
 
+def test_status_says_what_a_delay_holds_back() -> None:
+    out = io.StringIO()
+    held = ScalingDecision(1.0, "prefill", 1, 4, "queue_depth 8, not yet for upscale_delay_s 5")
+    Console(file=out, width=80).print(status_view(replace(STATUS, delayed=(held,)), 80))
+    assert out.getvalue().splitlines()[-1] == (
+        "delayed: prefill 1 → 4: queue_depth 8, not yet for upscale_delay_s 5"
+    )
+
+
 def test_status_as_json(capsys: Output) -> None:
     with serving(ScriptedCluster()) as admin:
         assert run(["status", "--json", "--admin", admin]) == 0

@@ -167,6 +167,14 @@ def test_without_decisions_the_view_says_so() -> None:
     assert "No decision of a scaling policy yet." in shown(replace(STATUS, decisions=()))
 
 
+def test_what_a_delay_holds_back_is_one_line() -> None:
+    held = ScalingDecision(1.0, "prefill", 1, 4, "queue_depth 8" + 80 * "x")
+    lines = [
+        line for line in shown(replace(STATUS, delayed=(held,))).splitlines() if "1 → 4" in line
+    ]
+    assert [line.split()[:5] for line in lines] == [["delayed", "prefill", "1", "→", "4"]]
+
+
 def test_what_is_not_of_now_says_so() -> None:
     assert "last known state, retrying: cannot connect" in shown(STATUS, "cannot connect")
     assert "registry: Redis is away" in shown(replace(STATUS, registry="Redis is away"))

@@ -24,7 +24,7 @@ from kvrelay.types.control_plane import (
     RouterLoad,
     ScalingDecision,
 )
-from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad
+from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
 
 
 def worker(
@@ -407,6 +407,16 @@ async def test_decisions_newest_first_and_capped(registry: Registry) -> None:
     await registry._call("LPUSH", "kvrelay:decisions", "junk")
     assert await registry.decisions(4) == tuple(reversed(made[-3:]))
     assert len(await registry.decisions(1000)) == 100
+
+
+async def test_a_delayed_decision_by_pool(registry: Registry) -> None:
+    made = [ScalingDecision(1.0, pool, 1, size, "why") for pool in POOLS for size in (2, 3)]
+    for decision in made:
+        await registry.publish_delayed(decision, 60.0)
+    await registry._call("SET", "kvrelay:delayed:other", "junk")
+    assert await registry.delayed() == (made[3], made[1])
+    await registry.remove_delayed("decode")
+    assert await registry.delayed() == (made[1],)
 
 
 async def test_routers(registry: Registry) -> None:

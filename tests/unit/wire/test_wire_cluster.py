@@ -92,6 +92,9 @@ statuses = st.builds(
     restarting=st.lists(names, max_size=2).map(tuple),
     pending=st.lists(st.builds(PendingWorker, names, pools, names), max_size=2).map(tuple),
     controllers=st.lists(controllers, max_size=2).map(tuple),
+    delayed=st.lists(
+        st.builds(ScalingDecision, seconds, pools, counts, counts, names), max_size=2
+    ).map(tuple),
 )
 
 
@@ -138,6 +141,7 @@ def test_a_newer_routers_words_leave_the_rest_of_its_status_readable() -> None:
                 cluster.pb.ScalingDecision(pool="decode", after=2),
             ],
             pending=[cluster.pb.PendingWorker(pool=future)],
+            delayed=[cluster.pb.ScalingDecision(pool=future)],
         )
     )
     assert status.state == "asleep"
@@ -146,3 +150,4 @@ def test_a_newer_routers_words_leave_the_rest_of_its_status_readable() -> None:
     ]
     assert [one.after for one in status.decisions] == [2]
     assert not status.pending
+    assert not status.delayed

@@ -124,6 +124,7 @@ async def test_a_request_is_a_row_of_sizes_and_times_only(http: httpx.AsyncClien
 
 async def test_figures_pools_and_decisions(cluster: RouterHarness, http: httpx.AsyncClient) -> None:
     cluster.registry.history = (ScalingDecision(12.0, "decode", 1, 2, "queue_depth is 8"),)
+    cluster.registry.delays = (ScalingDecision(13.0, "decode", 2, 1, "not yet"),)
     cluster.registry.sizes = {"decode": 3}
     await ask(http)
     found = await status(http)
@@ -150,6 +151,7 @@ async def test_figures_pools_and_decisions(cluster: RouterHarness, http: httpx.A
     assert found["decisions"] == [
         {"unix_time": 12.0, "pool": "decode", "before": 1, "after": 2, "reason": "queue_depth is 8"}
     ]
+    assert [(one["before"], one["reason"]) for one in found["delayed"]] == [(2, "not yet")]
     lengths = {len(series) for name, series in found["history"].items() if name != "every_s"}
     # All series grow together, by one each time that the clock of a slow machine passes every_s.
     assert len(lengths) == 1
