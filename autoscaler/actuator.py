@@ -69,6 +69,8 @@ class Actuator:
         self._rebalance = rebalance
         self._standby = standby
         self._interval_s = interval_s
+        # Workers that the registry lists as pending.
+        self._told_pending: set[str] = set()
         self._workers = ManagedWorkers(registry, launcher, lease, clock, interval_s)
         self._watch = WorkerWatch(self._workers, interval_s)
         self._drain = WorkerDrain(self._workers, clock, credentials, drain_timeout_s)
@@ -163,9 +165,14 @@ class Actuator:
         return self._sizes
 
     async def _publish_pending(self) -> None:
-        for worker_id, reason in self._launcher.pending().items():
+        pending = self._launcher.pending()
+        for worker_id, reason in pending.items():
             role = self._workers.by_id[worker_id].pool
             await self._registry.publish_pending(PendingWorker(worker_id, role, reason))
+        # Operators would read for seconds that a worker waits that is not wanted any more.
+        for worker_id in self._told_pending - pending.keys():
+            await self._registry.remove_pending(worker_id)
+        self._told_pending = set(pending)
 
     async def _note_requests(
         self, drains: Collection[str], restarts: Collection[str], infos: Mapping[str, WorkerInfo]

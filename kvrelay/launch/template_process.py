@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import IO
 
 from kvrelay.errors import KvRelayError
@@ -32,8 +33,7 @@ def main(descriptor: int) -> None:
     """Runs the template on a listening socket, until SIGTERM."""
     listener = socket.socket(fileno=descriptor)
     _import_all()
-    # The kernel then reaps ended children.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     orphans = Orphans(listener.fileno())
     try:
@@ -49,6 +49,16 @@ def main(descriptor: int) -> None:
             connection.close()
     finally:
         orphans.kill_all()
+
+
+def _reap(*_: object) -> None:
+    """Reaps ended workers, and logs the signal that killed one."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                log.warning("worker_killed", pid=pid, signal=name)
 
 
 def _peer(connection: socket.socket) -> int:

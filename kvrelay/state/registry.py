@@ -196,6 +196,10 @@ class Registry(RegistryValues):
         """Writes the entry of a pending worker for `ttl_s` seconds."""
         await self._publish(self._keys.pending + worker.worker_id, worker, ttl_s)
 
+    async def remove_pending(self, worker_id: str) -> None:
+        """Removes the entry of a pending worker."""
+        await self._call("DEL", self._keys.pending + worker_id)
+
     async def pending(self) -> tuple[PendingWorker, ...]:
         """Returns the requested workers that no node has room for, by id."""
         return await self._heartbeats(self._keys.pending, PendingWorker, attrgetter("worker_id"))

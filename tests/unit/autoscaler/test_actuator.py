@@ -294,6 +294,8 @@ async def test_a_size_beyond_all_room_can_be_taken_back(registry: Registry) -> N
     await registry.set_desired({"decode": 1})
     await actuator.tick()
     assert sorted(fleet.pools) == ["decode-0"]
+    await actuator.tick()
+    assert await registry.pending() == ()
     await fleet.die("decode-0")
 
 
