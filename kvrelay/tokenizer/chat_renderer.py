@@ -15,6 +15,8 @@ import os
 import resource
 import signal
 import sys
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, BinaryIO
 
 # Most memory that a template may take.
@@ -28,9 +30,7 @@ GRACE_S = 1.0
 def main() -> None:
     """Renders the requests on stdin until it ends."""
     requests, replies = sys.stdin.buffer, _private_stdout()
-    # Rendering does not need torch, and the process starts ten times faster without it.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    from transformers.utils.chat_template_utils import render_jinja_template
+    render_jinja_template = _renderer()
 
     def render(request: dict[str, Any], texts: list[str]) -> str:
         given = {
@@ -99,6 +99,29 @@ def _private_stdout() -> BinaryIO:
     private = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return private
+
+
+def _renderer() -> Any:
+    """Returns transformers' function, imported without torch and without the packages around its
+    module: these import a client of the hub, and take most of the time and memory.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    found = find_spec("transformers")
+    places = (found and found.submodule_search_locations) or []
+    for name, folders in {
+        "transformers": list(places),
+        "transformers.utils": [os.path.join(one, "utils") for one in places],
+    }.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = folders
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except (ImportError, AttributeError):
+        # Another version of transformers, whose module needs its packages.
+        for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        from transformers.utils.chat_template_utils import render_jinja_template
+    return render_jinja_template
 
 
 def _limit_resources() -> None:

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from support.fake_worker import FakeWorkerServer
 
 import kvrelay.models
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.types.control_plane import AdapterEntry, ControllerInfo, RouterLoad, ScalingDecision
 from kvrelay.types.workers import PendingWorker, PoolName, StandbyWorker, WorkerInfo
 from kvrelay.wire.inference import InferenceServiceStub
+from router.frontend import guidance_check
 from router.frontend.model_card import ModelCard
 from router.frontend.tokenization import Text
 from router.main import run_router
 from router.served_model import LoadedModel
+
+
+class KeptTrial(GrammarTrial):
+    """Serves all routers of this process, each of which would start a child process."""
+
+    _of: ClassVar[dict[tuple[str, int, frozenset[int]], KeptTrial]] = {}
+
+    @classmethod
+    def of(cls, folder: str, vocab_size: int, eos_token_ids: frozenset[int]) -> KeptTrial:
+        key = folder, vocab_size, eos_token_ids
+        if key not in cls._of:
+            cls._of[key] = cls(*key)
+            atexit.register(super(KeptTrial, cls._of[key]).close)
+        return cls._of[key]
+
+    def close(self) -> None:
+        """A router that ends leaves it to the next."""
+
 
 DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
 
@@ -132,6 +153,7 @@ class RouterHarness:
         server = FakeWorkerServer(worker_id, pool, self.workers, epoch)
         await server.start()
         self.registry.entries[worker_id] = server.worker.info
+        self.registry.announced.set()
         return server
 
     def say(self, token_ids: Iterable[int]) -> None:
@@ -173,6 +195,7 @@ async def running_router(
     stop = StopRequest()
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     registry = MemoryRegistry()
+    guidance_check.GrammarTrial = KeptTrial.of  # type: ignore[assignment, misc]
     text = Text.load(folder)
     card = ModelCard.load(folder, config.model)
     loaded = LoadedModel(config, registry, card, text)

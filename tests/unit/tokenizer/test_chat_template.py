@@ -301,6 +301,26 @@ def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
     assert done.stdout == '{"ready": true}\n'
 
 
+@pytest.mark.parametrize(
+    ("places", "imported"),
+    [("found.submodule_search_locations", "False"), ("[]", "True")],
+    ids=["usual", "a version whose module needs its packages"],
+)
+def test_the_renderer_imports_no_client_of_the_hub(places: str, imported: str) -> None:
+    code = f"""
+import importlib.util, sys, types
+found = importlib.util.find_spec("transformers")
+places = {places}
+importlib.util.find_spec = lambda _: types.SimpleNamespace(submodule_search_locations=places)
+from kvrelay.tokenizer import chat_renderer
+text, _ = chat_renderer._renderer()([[{{"content": "x"}}]], chat_template="{{{{ messages }}}}")
+assert "x" in text[0]
+print("huggingface_hub" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == (imported, 0), done.stderr
+
+
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = """
 import asyncio, sys

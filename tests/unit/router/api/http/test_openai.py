@@ -377,6 +377,9 @@ async def test_more_choices_than_the_queue_holds_are_told_as_such() -> None:
         httpx.AsyncClient(base_url=router.http, timeout=60) as client,
     ):
         await router.kill("decode-0")
+        async with asyncio.timeout(60):
+            while (await client.get("/health")).status_code != 503:
+                await asyncio.sleep(0.02)
         found = await client.post("/v1/completions", json=body(n=5, best_of=5))
     assert found.status_code == 429
     assert found.json()["error"]["message"] == (
