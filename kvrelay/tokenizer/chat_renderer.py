@@ -103,7 +103,7 @@ def _private_stdout() -> BinaryIO:
 
 def _renderer() -> Any:
     """Returns transformers' function, imported without torch and without the packages around its
-    module: these import a client of the hub, and take most of the time and memory.
+    module: their imports, an HTTP client among them, take most of the time and memory.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]
     found = find_spec("transformers")
