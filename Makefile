@@ -21,7 +21,7 @@ demo: venv
 # JOBS processes run the unit tests; each file runs in one process. CLUSTER_JOBS processes run the
 # tests of whole clusters. Tests that share a cluster run in one process, so the cluster starts
 # once.
-JOBS ?= 4
+JOBS ?= 6
 CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
 PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks most cases of a sweep as long, before pytest selects by marks."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (sweep := item.get_closest_marker("sweep")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sweep.args[0]:
+                item.add_marker(pytest.mark.long)
+            cases[test] += 1
+    _forgive_redis(items)
+
+
+def _forgive_redis(items: list[pytest.Item]) -> None:
     """redis-py loses a connection whose set-up is cancelled. What it left is found when memory is
     collected, in the test that is running then.
     """

@@ -126,6 +126,7 @@ def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing()
     assert [folder for folder in folders if folder.exists()] == []
 
 
+@pytest.mark.long
 def test_an_odd_folder_a_dead_proxy_and_a_closed_terminal(tmp_path: Path) -> None:
     """Files of the user are no modules of kvrelay, loopback needs no proxy, and SIGHUP drains."""
     for name in ("types", "redis", "random", "queue", "token", "json"):

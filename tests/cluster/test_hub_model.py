@@ -35,6 +35,7 @@ def verify(hub: HubStandIn, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_each_file_is_downloaded_once_and_the_cache_serves_without_the_hub(tmp_path: Path) -> None:
     with HubStandIn(DEMO) as hub:
         done = verify(hub, tmp_path)

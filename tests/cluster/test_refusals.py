@@ -71,6 +71,7 @@ def check(said: str, *words: str) -> None:
         assert word in told[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["gpt2", pytest.param("nemotron", marks=pytest.mark.long)])
 def test_a_cluster_runs_where_nothing_can_be_cached(
     architecture: str, tmp_path: Path, tiny_model: Callable[..., Path]

@@ -99,6 +99,7 @@ def _collected_between_histories() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_whatever_happens_nothing_is_lost_or_wrong(first: int) -> None:
     """`python tests/simulation/run.py --seed N --trace` tells what happened in a seed that
@@ -124,6 +125,7 @@ def test_no_answer_mixes_two_versions_of_a_model() -> None:
     assert outcomes["length"] + outcomes["stop"] > 0.6 * outcomes.total()
 
 
+@pytest.mark.long
 def test_each_fault_happens() -> None:
     seeds: Counter[str] = Counter()
     for seed in range(SEEDS):
@@ -134,6 +136,7 @@ def test_each_fault_happens() -> None:
     assert not unknown, "name it above, so that it cannot stop to happen without notice"
 
 
+@pytest.mark.long
 def test_most_requests_end_well() -> None:
     """So that nothing is proven by a cluster that refuses everything."""
     outcomes = sum((_result(seed).outcomes for seed in range(SEEDS)), Counter[str]())

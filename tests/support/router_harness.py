@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import grpc
 from support.fake_worker import FakeWorkerServer
@@ -195,11 +196,10 @@ async def running_router(
     stop = StopRequest()
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     registry = MemoryRegistry()
-    guidance_check.GrammarTrial = KeptTrial.of  # type: ignore[assignment, misc]
     text = Text.load(folder)
     card = ModelCard.load(folder, config.model)
     loaded = LoadedModel(config, registry, card, text)
-    task = asyncio.create_task(run_router(config, [loaded], line.set_result, stop))
+    task = asyncio.create_task(_run(config, loaded, line, stop))
     harness = RouterHarness(registry, {}, stop, task)
     try:
         for number in range(prefill):
@@ -220,6 +220,13 @@ async def running_router(
         await text.close()
         assert task.done(), "the router did not stop"
         await task
+
+
+async def _run(
+    config: ClusterConfig, loaded: LoadedModel, line: asyncio.Future[str], stop: StopRequest
+) -> None:
+    with patch.object(guidance_check, "GrammarTrial", KeptTrial.of):
+        await run_router(config, [loaded], line.set_result, stop)
 
 
 @asynccontextmanager

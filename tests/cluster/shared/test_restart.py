@@ -105,6 +105,7 @@ async def test_a_stream_outlives_the_controller_and_all_its_workers(
     assert min(after.values()) > max(before.values()), "nor an epoch"
 
 
+@pytest.mark.long
 async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
     """Its GCS. The stream goes on, and a wish for more workers waits. Then Ray ends the raylet, the
     workers and the controller, and those that come instead bring the pools to the wanted sizes,

@@ -110,6 +110,7 @@ async def test_an_answer_that_follows_a_schema_outlives_its_decode_worker(
     await cluster.settled()
 
 
+@pytest.mark.long
 async def test_answers_side_by_side_are_the_answers_alone(
     cluster: RunningCluster, client: openai.AsyncOpenAI
 ) -> None:

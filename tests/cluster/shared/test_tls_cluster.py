@@ -90,6 +90,7 @@ async def answers_in_the_clear(address: str) -> bytes:
     return said
 
 
+@pytest.mark.long
 async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the_clear(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
     await cluster.settled()
 
 
+@pytest.mark.long
 async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> None:
     async with running_fleet(decode={"max_batch": SLOTS}) as fleet:
         first, second = fleet.router, await fleet.add_router()

@@ -55,6 +55,7 @@ def turns(sizes: Sequence[int]) -> int:
     return sum(one * other < 0 for one, other in pairwise(changes))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("first", [1, 4])
 def test_at_constant_load_a_pool_settles(name: str, first: int) -> None:

@@ -80,6 +80,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(
         assert word.format(junk=junk) in line
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -100,6 +101,7 @@ def test_programs_print_their_help_and_do_nothing_else(
     assert words in done.stdout
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("width", [120, 80, 40])
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
 def test_help_is_whole_on_a_terminal_of_any_width(
@@ -192,6 +194,7 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     assert "kvrelay: the current folder does not exist any more" in done.stderr
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("encoding", ["ascii", "latin1"])
 @pytest.mark.parametrize("columns", ["20", "60"])
 def test_a_terminal_without_unicode_shows_what_it_can(encoding: str, columns: str) -> None:

@@ -97,6 +97,7 @@ def test_a_file_that_could_be_several_kinds_is_none(text: str, tmp_path: Path) -
     assert kind_of(tmp_path) is None
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("taker", list(_TAKES))
 def test_a_file_at_the_wrong_option_is_told(
     taker: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]

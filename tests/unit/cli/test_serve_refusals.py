@@ -228,6 +228,7 @@ BROKEN: list[Callable[[Setup], tuple[str, str]]] = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 async def test_it_ends_with_one_line_that_says_why(broken: Any, setup: Setup) -> None:
     words = broken(setup)

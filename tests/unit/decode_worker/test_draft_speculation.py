@@ -61,6 +61,7 @@ def sometimes_right(runner: ModelRunner, asked: Sequence[DraftRequest]) -> list[
     ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["itself", "random", "wrong", "mixed", "few blocks"])
 async def test_answers_are_the_same_as_without(
     tiny_model: Callable[..., Path], small: Path, monkeypatch: pytest.MonkeyPatch, kind: str

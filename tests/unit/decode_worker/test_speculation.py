@@ -34,6 +34,7 @@ SUFFIX = config(kind="suffix", tokens=5, min_ngram=1, max_batch=12)
 KINDS = pytest.mark.parametrize("settings", [SPECULATING, SUFFIX], ids=["ngram", "suffix"])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -132,6 +133,7 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
         await settled(running)
 
 
+@pytest.mark.sweep(3)
 @KINDS
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
@@ -143,6 +145,7 @@ async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
     await check_moves(tiny_model("llama"), settings, specs(16, seed), seed)
 
 
+@pytest.mark.long
 @KINDS
 async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
     tiny_model: Callable[..., Path], settings: ClusterConfig

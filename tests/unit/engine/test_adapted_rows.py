@@ -71,6 +71,7 @@ def last_rows(segments: list[Segment]) -> list[int]:
     return [end - 1 for end in ends]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gpt2", "mixtral"])
 def test_each_row_of_a_mixed_batch_has_the_logits_of_its_merged_model(

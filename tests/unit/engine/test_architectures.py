@@ -102,6 +102,7 @@ def generated(
     return answers
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("architecture", SERVED)

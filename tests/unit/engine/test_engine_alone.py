@@ -69,6 +69,7 @@ def run(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_model_runs(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     assert 0 <= int(run(["-c", PROGRAM, str(tiny_model())], tmp_path)) < 128
 

@@ -255,6 +255,7 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo", "apart"])
 @pytest.mark.parametrize(
     ("theirs", "ours"),

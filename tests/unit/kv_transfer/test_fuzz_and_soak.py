@@ -18,6 +18,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_damaged_pushes_harm_nobody() -> None:
     out = run("fuzz_frames.py", "--seconds", "1")
     assert " DataLoss" in out

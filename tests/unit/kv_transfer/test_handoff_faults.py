@@ -273,6 +273,7 @@ async def test_a_frame_that_comes_after_its_blocks_were_given_away_is_refused(
         assert [lease.key for lease, _, _ in decode.committed] == [("new", 0)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("transport", BETWEEN_PROCESSES)
 async def test_a_sender_that_is_killed_in_mid_push_leaves_nothing(transport: str) -> None:
     async with decode_end(timeout_s=2.0) as decode, sender_of(MemoryFile()) as sender:

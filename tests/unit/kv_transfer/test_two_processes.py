@@ -38,6 +38,7 @@ def peer(transport: str) -> Iterator[tuple[subprocess.Popen[str], HandoffTarget]
             process.kill()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("requested", "transport", "why"),
     [
@@ -62,6 +63,7 @@ async def test_kv_arrives_byte_for_byte(requested: str, transport: str, why: str
         ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_is_killed_in_mid_push_is_unavailable(transport: str) -> None:
     with peer(transport) as (process, target):
@@ -78,6 +80,7 @@ async def test_a_receiver_that_is_killed_in_mid_push_is_unavailable(transport: s
             assert isinstance(push.error, Unavailable)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_is_frozen_is_unavailable(transport: str) -> None:
     # Its first push makes an agent, which takes about half a second

@@ -156,6 +156,7 @@ asyncio.run(main())
 
 
 # Without the template's end it takes orphans.KILL_S; test_orphans.py shows that in virtual time.
+@pytest.mark.long
 @pytest.mark.parametrize("template_ends", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_a_frozen_worker_is_killed_after_its_actor(
     tiny_model: Callable[..., Path], redis: EmbeddedRedis, template_ends: bool

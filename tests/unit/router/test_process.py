@@ -141,6 +141,7 @@ main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("listener", ["grpc", "http"])
 async def test_idle_connections_leave_files_to_the_router(tmp_path: Path, listener: str) -> None:
     connections = contextlib.ExitStack()

@@ -129,6 +129,7 @@ def test_large_key_channels_change_keys_and_no_result(
     assert larger == [16.0 if i % 32 in LARGE_CHANNELS else 1.0 for i in range(64)]
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_or_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,7 @@ def test_equal_arguments_give_equal_reports(cluster: Scenario, plan: list[Planne
     assert simulated.run(cluster, plan) == simulated.run(cluster, plan)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_worker_with_equal_prompts_is_an_m_d_1_queue(load: float) -> None:
     """The mean wait of M/D/1 is load x service / 2 (1 - load): Pollaczek and Khinchine."""
@@ -214,6 +215,7 @@ def test_batches_that_outgrow_their_blocks_are_preempted(seed: int) -> None:
     assert worker.load().preemptions > 0
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_two_pools_that_are_too_small_both_grow(seed: int) -> None:
     """Requests then wait for a batch slot and for a prefill worker by turns."""

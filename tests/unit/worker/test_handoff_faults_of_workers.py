@@ -186,6 +186,7 @@ async def test_cancelled_between_the_end_of_prefill_and_the_commit(
     assert await relay(prefill, decode, spec("b"), transport) == await local(decode)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
 @pytest.mark.parametrize("why", ["aborted", "lease ends"])
 async def test_the_decode_worker_gives_up_while_frames_are_on_their_way(

@@ -37,6 +37,7 @@ def spec(request_id: str) -> SequenceSpec:
     return SequenceSpec(request_id, 0, PROMPT, len(PROMPT), params)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
 async def test_the_tokens_are_those_of_the_local_path(
     tiny_model: Callable[[str], Path], transport: str, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ def source(worker: Session, cached_tokens: int = HELD) -> Source:
     return lambda one, prefill: worker.source(one, cached_tokens, prefill.info)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
 async def test_the_second_turn_computes_and_sends_only_what_is_new(
     running: Workers, prefill: Session, decode: Session, transport: str

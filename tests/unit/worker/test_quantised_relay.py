@@ -43,6 +43,7 @@ async def relay(prefill: Session, decode: Session, transport: str) -> tuple[list
     return [*first.token_ids, *await decode.answer()], handed_off.handoff
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("dtype", "transport"),
     [

@@ -142,6 +142,7 @@ def _always_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FetchCostModel, "is_fetch_faster", lambda *_: True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_dtype", [pytest.param("auto", marks=pytest.mark.long), "int8"])
 async def test_two_ranks_prefill_and_one_decodes(
     tiny_model: Callable[..., Path], kv_dtype: str

@@ -131,6 +131,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> StepFaults:
     return StepFaults().install(monkeypatch)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.long) if "int8" in path else path for path in PATHS],
@@ -160,6 +161,7 @@ async def test_each_kind_of_fault_ends_its_sequence_alone(
                 assert answers == expected
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", LOGITS + RAISED)
 async def test_prompts_that_prefill_workers_cannot_compute_fail_alone(
     tiny_model: Callable[..., Path], faults: StepFaults, kind: Kind

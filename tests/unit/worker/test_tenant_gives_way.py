@@ -93,6 +93,7 @@ async def cluster(
             engine.free.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cluster",
     [("decode-0",), ("prefill-0", "decode-0")],

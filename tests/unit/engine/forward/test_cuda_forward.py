@@ -34,6 +34,7 @@ def torch_runner(folder: Path, **options: Any) -> ModelRunner:
     return ModelRunner.load(str(folder), kernels="torch", block_size=4, kv_bytes=1 << 20, **options)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("architecture", SERVED)
 def test_tokens_are_those_of_plain_torch(

@@ -102,6 +102,7 @@ def test_logits_depend_on_the_sequence_alone(
         assert torch.equal(together[1], one_by_one[0])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("architecture", SERVED)
 def test_a_recorded_step_is_the_plain_one(
     architecture: str, tiny_model: Callable[[str], Path]

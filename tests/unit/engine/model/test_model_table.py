@@ -40,6 +40,7 @@ def test_every_class_of_transformers_has_its_row() -> None:
     )
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")  # of transformers, on odd configurations
 @pytest.mark.parametrize("model_type", [one for one in FEW if one in MODEL_TYPES])
 def test_a_few_rows_are_true(model_type: str, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     return runner.forward([Segment(PROMPT, 0, blocks)], range(len(PROMPT)))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("architecture", "kv_dtype"),
     [

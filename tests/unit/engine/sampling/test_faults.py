@@ -77,6 +77,7 @@ def a_row(draw: st.DrawFn, vocab: int, wild: bool) -> tuple[torch.Tensor, Sample
     return row, SampleRequest(draw(params(wild, vocab)), tokens, length, EOS)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @settings(max_examples=150)
 @given(data=st.data(), vocab=st.sampled_from([3, 24, 90, 1500]), wild=st.booleans())

@@ -121,6 +121,7 @@ async def test_evicted_blocks_come_back_from_disk(
         await books_are_right(running)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 async def test_blocks_from_disk_are_handed_over(
     tiny_model: Callable[..., Path], tmp_path: Path, dtype: str

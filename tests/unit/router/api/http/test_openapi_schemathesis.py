@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from support.router_harness import running_router
 
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "6")  # of each operation
@@ -18,6 +19,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.long
 async def test_generated_requests(tmp_path: Path) -> None:
     async with running_router() as router:
         for worker in router.workers.values():

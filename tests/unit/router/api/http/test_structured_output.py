@@ -49,6 +49,7 @@ def schema_format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     ("more", "kind", "source"),

@@ -145,6 +145,7 @@ async def test_a_tenants_limit_bounds_the_budget(
     assert found.thinking_token_budget == min(budget, limit)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("answer", "thought"),
     [

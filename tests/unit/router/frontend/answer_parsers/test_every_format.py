@@ -35,6 +35,7 @@ from router.frontend.answer_parsers.reasoning import (
 WEATHER: list[Call] = [("get_weather", {"city": "Oslo"}), ("get_time", {})]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FORMATS)
 @given(calls=calls_of_tools, sizes=sizes)
 def test_calls_are_parsed_as_they_were_rendered(
@@ -51,6 +52,7 @@ def test_events_do_not_depend_on_the_cuts(name: str, text: str, sizes: list[int]
     assert parsed(name, text, (), sizes) == parsed(name, text, (), [len(text) or 1])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FORMATS)
 @given(calls=calls_of_tools, cut=st.integers(0, 400), more=soup, sizes=sizes)
 def test_events_of_damaged_calls_do_not_depend_on_the_cuts(
@@ -108,6 +110,7 @@ def test_truncated_calls_do_not_fail(name: str) -> None:
             assert json.dumps(arguments).startswith(streamed)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "pattern",
