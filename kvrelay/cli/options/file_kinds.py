@@ -37,6 +37,12 @@ _KINDS = {
     "trace": ("a trace", "give it with --trace"),
     "metrics": ("a table of metrics", "give it to `kvrelay autoscale explain --metrics`"),
 }
+# Commands that write files of a kind.
+_WRITERS = {
+    "profile": "kvrelay profile --json FILE",
+    "costs": "kvrelay plan MODEL --step-costs FILE",
+    "report": "kvrelay loadtest run --json FILE",
+}
 # Kinds that an option or argument takes, by its name, and by command where the name is not enough.
 _TAKES = {
     "config": ("configuration",),
@@ -61,13 +67,17 @@ _TAKES = {
 
 def misplaced_file(context: Any) -> str | None:
     """Returns a sentence about an option of the command whose file is of a kind that it does not
-    take; None if there is no such option.
+    take, or does not exist and could be written by a command; None if there is no such option.
     """
     for param in context.command.params:
         name = param.name
         takes = _TAKES.get(f"{context.command.name} {name}", _TAKES.get(name))
         value = context.params.get(name)
-        if takes is None or value is None or not os.path.isfile(value):
+        if takes is None or value is None:
+            continue
+        if takes[0] in _WRITERS and not os.path.exists(value):
+            return f"{value}: no such file; `{_WRITERS[takes[0]]}` writes {_KINDS[takes[0]][0]}"
+        if not os.path.isfile(value):
             continue
         kind = kind_of(value)
         if kind is not None and kind not in takes:

@@ -122,6 +122,22 @@ def test_a_file_at_the_wrong_option_is_told(
         assert error.endswith(f"; {place}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "writer"),
+    [
+        (["loadtest", "report"], "kvrelay loadtest run --json FILE` writes the report of a load"),
+        (["simulate", "--profile"], "kvrelay profile --json FILE` writes the profile of a worker"),
+        (["plan", "demo", "--costs"], "kvrelay plan MODEL --step-costs FILE` writes step costs"),
+    ],
+)
+def test_a_file_that_is_missing_is_told_with_its_writer(
+    words: list[str], writer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing.json"
+    assert run([*words, str(missing)]) == 2
+    assert capsys.readouterr().err.startswith(f"kvrelay: {missing}: no such file; `{writer}")
+
+
 def test_another_error_is_told_as_it_is(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
