@@ -76,7 +76,7 @@ def misplaced_file(context: Any) -> str | None:
         if takes is None or value is None:
             continue
         if takes[0] in _WRITERS and not os.path.exists(value):
-            return f"{value}: no such file; `{_WRITERS[takes[0]]}` writes {_KINDS[takes[0]][0]}"
+            return f"{value}: No such file; `{_WRITERS[takes[0]]}` writes {_KINDS[takes[0]][0]}"
         if not os.path.isfile(value):
             continue
         kind = kind_of(value)

@@ -135,7 +135,7 @@ def test_a_file_that_is_missing_is_told_with_its_writer(
 ) -> None:
     missing = tmp_path / "missing.json"
     assert run([*words, str(missing)]) == 2
-    assert capsys.readouterr().err.startswith(f"kvrelay: {missing}: no such file; `{writer}")
+    assert capsys.readouterr().err.startswith(f"kvrelay: {missing}: No such file; `{writer}")
 
 
 def test_another_error_is_told_as_it_is(
