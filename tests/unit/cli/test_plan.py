@@ -301,7 +301,7 @@ def test_a_bad_trace_is_one_sentence(
         (["llama-3.1-8b", "--attainment", "1"], 2, "--attainment is 1"),
         (["llama-3.1-8b", "--users", "0"], 2, "--users"),
         (["llama-3.1-8b", "--trace", "/nowhere"], 2, "does not exist"),
-        (["llama-3.1-8b", "--record", "/nowhere"], 2, "does not exist"),
+        (["llama-3.1-8b", "--record", "/nowhere"], 2, "No such file"),
         (["llama-3.1-8b", "--costs", "/nowhere"], 2, "No such file"),
         (["llama-3.1-8b", "--costs", "/dev/zero"], 2, "not a regular file"),
         (["llama-3.1-8b", "--record", "/dev/zero"], 2, "not a regular file"),
