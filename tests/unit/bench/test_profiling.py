@@ -91,7 +91,8 @@ def test_the_fit_finds_coefficients_without_noise(costs: list[float], seed: int)
     seconds = [sum(a * b for a, b in zip(costs, row, strict=True)) for row in rows]
     if min(seconds) <= 1e-6:
         return
-    assert fit(rows, seconds, "x").coefficients == pytest.approx(costs, abs=1e-6, rel=1e-6)
+    # Of two fits whose squares differ by less than 1e-12, the one with fewer coefficients counts.
+    assert fit(rows, seconds, "x").coefficients == pytest.approx(costs, abs=1e-5, rel=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
