@@ -20,6 +20,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code, Unavailable
 from kvrelay.messages import (
     Abort,
+    Event,
     Failed,
     HandedOff,
     Prefill,
@@ -118,11 +119,21 @@ async def failure(session: Session) -> Failed:
 
 async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> list[int]:
     await begin(prefill, decode, one, transport)
-    first = await prefill.tokens()
-    while first.attempt != one.attempt:  # a failure of an earlier one can overtake its token
-        first = await prefill.tokens()
-    assert isinstance(await prefill.event(), HandedOff)
-    return [*first.token_ids, *await decode.answer()]
+    first = await own_event(prefill, one)
+    assert isinstance(first, TokenBatch), first
+    assert isinstance(await own_event(prefill, one), HandedOff)
+    return [*first.sequences[0].token_ids, *await decode.answer()]
+
+
+async def own_event(session: Session, one: SequenceSpec) -> Event:
+    """The next event of this attempt. Those of earlier attempts, which were aborted or have failed,
+    may still come.
+    """
+    while True:
+        event = await session.event()
+        about: Any = event.sequences[0] if isinstance(event, TokenBatch) else event
+        if (about.request_id, about.attempt) == one.key:
+            return event
 
 
 async def local(decode: Session) -> list[int]:
