@@ -13,6 +13,28 @@ from router.core.queueing.request_pace import STRANGER, Pace
 MAX_STRANGERS = 1024
 
 
+class InProgress:
+    """Counts each tenant's requests in progress on one protocol, so that no tenant takes all of a
+    listener's connections or calls.
+    """
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()
+
+    def begin(self, name: str, most: int) -> bool:
+        """Counts a request of the tenant, or returns False if `most` are in progress."""
+        if self._running[name] >= most:
+            return False
+        self._running[name] += 1
+        return True
+
+    def end(self, name: str) -> None:
+        """Counts the end of a request that has begun."""
+        self._running[name] -= 1
+        if not self._running[name]:
+            del self._running[name]
+
+
 class WaitingRoom:
     """Applies `Pace` to all callers of one router. A caller waits here before the router serves or
     rejects its request.

@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant(
         "calls on gRPC are paced",
         "router/api/grpc/auth.py",
-        "await self._waiting_room.tenant( tenant.name, poll=over or details.method != GENERATE )",
+        "await self._waiting_room.tenant(tenant.name, poll=poll)",
         "pass",
         ("unit/router/api/test_pacing.py::test_grpc_is_paced_as_well",),
     ),
@@ -378,11 +378,14 @@ MUTANTS = (
         ("unit/worker/test_odd_commands.py::test_sessions_without_a_hello_are_capped_and_end",),
     ),
     Mutant(
-        "no tenant has all connections",
-        "router/api/http/connections/pacing.py",
-        "over = self._running[tenant.name] > MAX_REQUESTS",
-        "over = False",
-        ("unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",),
+        "no tenant has all connections or calls",
+        "router/frontend/waiting_room.py",
+        "if self._running[name] >= most:",
+        "if False:",
+        (
+            "unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",
+            "unit/router/api/test_pacing.py::test_no_tenant_has_all_calls",
+        ),
     ),
     Mutant(
         "slow conversations take the lane of long ones",
@@ -393,13 +396,6 @@ MUTANTS = (
             "unit/router/frontend/test_tokenization.py::"
             "test_a_tenant_with_slow_conversations_leaves_a_renderer_to_others",
         ),
-    ),
-    Mutant(
-        "no tenant has all calls",
-        "router/api/grpc/auth.py",
-        "over = self._running[tenant.name] >= MAX_CALLS",
-        "over = False",
-        ("unit/router/api/test_pacing.py::test_no_tenant_has_all_calls",),
     ),
     Mutant(
         "connections leave files to the router",

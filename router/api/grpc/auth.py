@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -15,7 +14,7 @@ from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Role, Tenant
 from kvrelay.wire import inference, status
 from router.frontend.access import Access
-from router.frontend.waiting_room import WaitingRoom
+from router.frontend.waiting_room import InProgress, WaitingRoom
 
 # A kubelet's probe cannot send a token. Check returns only a status and is open; Watch holds a
 # stream open and needs a token.
@@ -40,7 +39,7 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         self._access = access
         self._roles = roles
         self._waiting_room = waiting_room
-        self._running: Counter[str] = Counter()
+        self._running = InProgress()
 
     async def intercept_service(
         self,
@@ -64,28 +63,23 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
             caller.set(tenant)
             # Without tokens there is a single tenant.
             if tenant.name:
-                over = self._running[tenant.name] >= MAX_CALLS
-                if not over:
-                    self._count(tenant)
-                await self._waiting_room.tenant(
-                    tenant.name, poll=over or details.method != GENERATE
-                )
-                if over:
+                begun = self._begin(tenant)
+                poll = not begun or details.method != GENERATE
+                await self._waiting_room.tenant(tenant.name, poll=poll)
+                if not begun:
                     return _refusing(_too_many(tenant))
         return await continuation(details)
 
-    def _count(self, tenant: Tenant) -> None:
-        """Counts the tenant's call until its task ends, also if no handler runs."""
-        self._running[tenant.name] += 1
-
-        def ended(_: object) -> None:
-            self._running[tenant.name] -= 1
-            if not self._running[tenant.name]:
-                del self._running[tenant.name]
-
+    def _begin(self, tenant: Tenant) -> bool:
+        """Counts the tenant's call until its task ends, also if no handler runs. Returns False if
+        MAX_CALLS are in progress.
+        """
+        if not self._running.begin(tenant.name, MAX_CALLS):
+            return False
         task = asyncio.current_task()
         assert task is not None
-        task.add_done_callback(ended)
+        task.add_done_callback(lambda _: self._running.end(tenant.name))
+        return True
 
 
 def _too_many(tenant: Tenant) -> KvRelayError:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.http.connections.connection import MAX_CONNECTIONS
 from router.api.http.errors import error_response, new_request_id
-from router.frontend.waiting_room import WaitingRoom
+from router.frontend.waiting_room import InProgress, WaitingRoom
 
 # Limit on concurrent requests of one tenant, so that no tenant takes all connections.
 MAX_REQUESTS = MAX_CONNECTIONS // 4
@@ -25,7 +23,7 @@ class HttpPace:
     def __init__(self, app: ASGIApp, waiting_room: WaitingRoom) -> None:
         self._app = app
         self._waiting_room = waiting_room
-        self._running: Counter[str] = Counter()
+        self._running = InProgress()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the app at the tenant's pace, or answers 429 above MAX_REQUESTS."""
@@ -34,18 +32,18 @@ class HttpPace:
         if not tenant.name:
             await self._app(scope, receive, send)
             return
-        self._running[tenant.name] += 1
+        begun = self._running.begin(tenant.name, MAX_REQUESTS)
         try:
-            await self._paced(tenant, scope, receive, send)
+            await self._paced(tenant, begun, scope, receive, send)
         finally:
-            self._running[tenant.name] -= 1
-            if not self._running[tenant.name]:
-                del self._running[tenant.name]
+            if begun:
+                self._running.end(tenant.name)
 
-    async def _paced(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _paced(
+        self, tenant: Tenant, begun: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         poll = scope["method"] != "POST"
-        over = self._running[tenant.name] > MAX_REQUESTS
-        if not over:
+        if begun:
             await self._waiting_room.tenant(tenant.name, poll)
 
         served = False
@@ -57,10 +55,10 @@ class HttpPace:
             await send(message)
 
         try:
-            if over:
-                await self._refuse(tenant, scope, receive, watched)
-            else:
+            if begun:
                 await self._app(scope, receive, watched)
+            else:
+                await self._refuse(tenant, scope, receive, watched)
         finally:
             # An error, or a client that has gone without an answer.
             if not (served or poll):
@@ -68,8 +66,8 @@ class HttpPace:
 
     async def _refuse(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         error: KvRelayError = ResourceExhausted(
-            f"tenant {tenant.name} has more than {MAX_REQUESTS} HTTP requests in progress on "
-            "this router; wait until some have ended, or use another router",
+            f"tenant {tenant.name} has {MAX_REQUESTS} HTTP requests in progress on this "
+            "router; wait until some have ended, or use another router",
             retry_after_s=1.0,
         )
         await error_response(error, scope["path"], new_request_id())(scope, receive, send)
