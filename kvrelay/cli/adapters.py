@@ -33,23 +33,32 @@ def list_adapters(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show all adapters, with the number of workers that have loaded them.
+    """Show the adapters of all models, or of one, with the number of workers that have loaded them.
 
     Example: kvrelay adapters list --json
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
-        found = client.adapters()
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    with admin_client(admin, connection, model) as client:
+        models = (model,) if model else client.status().models or ("",)
+    found = []
+    for name in models:
+        with admin_client(admin, connection, name) as client:
+            found += [(name, one) for one in client.adapters()]
     if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json.dumps([{"model": name} | asdict(one) for name, one in found], indent=2))
         return
     if not found:
         print("no adapters; `kvrelay adapters load NAME FOLDER` loads one")
-    for one in found:
+    for name, one in found:
+        whose = f"{name}: " if len(models) > 1 else ""
         state = "served" if one.served else "loading"
         origin = "configuration" if one.configured else "loaded"
-        print(f"{one.name} {state} workers={one.workers} {origin} {one.adapter_id[:8]} {one.path}")
+        print(
+            f"{whose}{one.name} {state} workers={one.workers} {origin} {one.adapter_id[:8]} "
+            f"{one.path}"
+        )
 
 
 @app.command()

@@ -281,6 +281,36 @@ def test_status_says_what_a_delay_holds_back() -> None:
     )
 
 
+class SeveralModels(ScriptedCluster):
+    """Two models, the second with an adapter."""
+
+    async def GetStatus(
+        self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.ClusterStatus:
+        return wire.cluster_status_to_proto(replace(STATUS, models=("demo", "large")))
+
+    async def ListAdapters(
+        self, request: wire.pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.ListAdaptersResponse:
+        one = wire.pb.Adapter(
+            name="sql", path="/a/sql", adapter_id="0123456789", served=True, workers=2
+        )
+        return wire.pb.ListAdaptersResponse(adapters=[one] * (request.model == "large"))
+
+
+def test_adapters_of_all_models_are_listed_or_those_of_one(capsys: Output) -> None:
+    with serving(SeveralModels()) as admin:
+        assert run(["adapters", "list", "--admin", admin]) == 0
+        assert run(["adapters", "list", "--admin", admin, "--model", "large"]) == 0
+        assert run(["adapters", "list", "--admin", admin, "--model", "demo"]) == 0
+        line = "sql served workers=2 loaded 01234567 /a/sql\n"
+        none = "no adapters; `kvrelay adapters load NAME FOLDER` loads one\n"
+        assert capsys.readouterr().out == f"large: {line}{line}{none}"
+        assert run(["adapters", "list", "--json", "--admin", admin]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["name"], found["workers"]) == ("large", "sql", 2)
+
+
 def test_status_as_json(capsys: Output) -> None:
     with serving(ScriptedCluster()) as admin:
         assert run(["status", "--json", "--admin", admin]) == 0
