@@ -60,7 +60,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
     """
     overrides = overrides or {}
-    file = YamlFile.empty() if path is None else YamlFile.read(path)
+    file = YamlFile.empty() if path is None else YamlFile.read(path, may_be_pipe=True)
     only = None
     if isinstance(models := file.data.get("models"), dict) and models:
         only, overrides = _for_one_model(list(models), overrides)

@@ -36,9 +36,12 @@ class YamlFile:
         return cls("", {}, {})
 
     @classmethod
-    def read(cls, path: Path) -> YamlFile:
-        """Reads a file. A file without content is an empty mapping. Raises ConfigError."""
-        text = _text(path)
+    def read(cls, path: Path, *, may_be_pipe: bool = False) -> YamlFile:
+        """Reads a file. A file without content is an empty mapping. Raises ConfigError.
+
+        may_be_pipe: a pipe is waited for, such as that of `-c <(command)`.
+        """
+        text = _text(path, may_be_pipe)
         lines: dict[KeyPath, int] = {}
         try:
             data = _Loader(text).document(lines)
@@ -87,10 +90,12 @@ def _printable(key: str) -> str:
     return key[:60] if key.isprintable() else repr(key[:60])
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, may_be_pipe: bool) -> str:
     if path.is_dir():
         # An empty name stands for the current folder.
         raise ConfigError(f"{path}: is a folder; give the name of a YAML file")
+    if path.exists() and not path.is_file() and not may_be_pipe:
+        raise ConfigError(f"{path}: is not a regular file; give the name of a YAML file")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

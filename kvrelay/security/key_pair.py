@@ -80,6 +80,9 @@ def load(files: Files, now: datetime) -> KeyPair:
 
 def _read(path: str, where: str) -> bytes:
     try:
+        # A pipe would be waited for.
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise ConfigError(f"{where}: {path} is not a regular file")
         with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:

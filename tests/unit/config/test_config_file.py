@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.security import KeyPairConfig, SecurityConfig
+from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.step_cost_model import StepCostModel
@@ -849,3 +851,20 @@ def test_a_pool_has_tiers_of_its_own_and_paths_are_relative_to_the_file(tmp_path
     assert ClusterConfig.model_validate(config.without_secrets()) == config
     changed = config.without_secrets(changed=True)
     assert ClusterConfig.model_validate(changed) == config
+
+
+@pytest.mark.parametrize("load", [load_policy, load_tokens])
+def test_a_file_that_is_a_pipe_is_not_waited_for(
+    tmp_path: Path, load: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: is not a regular file"):
+        load(tmp_path / "pipe")
+
+
+def test_the_configuration_may_come_through_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"decode: {replicas: 3}\n")
+    os.close(writing)
+    assert load_config(Path(f"/dev/fd/{reading}")).decode.replicas == 3
+    os.close(reading)

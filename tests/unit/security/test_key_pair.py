@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,6 +56,13 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
     "no certificate": (
         lambda made: (made.folder / "worker.pem").unlink(),
         "security.tls.worker.cert: {}/worker.pem cannot be read: No such file or directory",
+    ),
+    "a pipe": (
+        lambda made: (
+            (made.folder / "worker.pem").unlink(),
+            os.mkfifo(made.folder / "worker.pem"),
+        ),
+        "security.tls.worker.cert: {}/worker.pem is not a regular file",
     ),
     "no key": (
         lambda made: (made.folder / "worker-key.pem").unlink(),
