@@ -69,22 +69,22 @@ class Credentials:
 
     def trouble(self, now: datetime | None = None) -> str:
         """Returns what an operator should fix: the certificate expires soon, has expired, or its
-        replacement cannot be used. Returns an empty string if there is nothing. Logs each change.
+        replacement cannot be used. Returns an empty string if there is nothing. Logs each change of
+        the first two; `_reload` logs the third.
         """
         pair = self.current()
-        text = expiry.notice(self.files.cert, pair.ends, now or _now())
-        text = "; ".join(part for part in (text, self._refused) if part)
-        if text != self._told:
-            self._told = text
-            if text:
-                log.warning("certificate_expiring", setting=self.files.where, reason=text)
+        notice = expiry.notice(self.files.cert, pair.ends, now or _now())
+        if notice != self._told:
+            self._told = notice
+            if notice:
+                log.warning("certificate_expiring", setting=self.files.where, reason=notice)
             else:
                 log.info(
                     "certificate_valid",
                     setting=self.files.where,
                     until=pair.ends.isoformat(),
                 )
-        return text
+        return "; ".join(part for part in (notice, self._refused) if part)
 
     def _reload(self) -> None:
         try:

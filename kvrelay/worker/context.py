@@ -87,7 +87,9 @@ class WorkerContext:
             scores = PromptScores(spec.token_ids, min(count, self.runner.vocab_size))
         guidance, matcher = spec.sampling.guidance, None
         if guidance is not None:
-            matcher = self.runner.grammars.open(guidance, spec.token_ids, spec.prompt_len)
+            matcher = self.runner.grammars.open(
+                guidance, spec.token_ids, spec.prompt_len, spec.salt
+            )
         hasher = self.cache.hasher(spec.salt, spec.adapter)
         thinking = thinking_budget(spec.sampling, spec.prompt_len)
         return Sequence(spec, self.clock.now(), hasher, matcher, thinking, scores)

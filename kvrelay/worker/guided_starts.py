@@ -57,4 +57,6 @@ class GuidedStarts:
 
     def _compile(self, spec: SequenceSpec) -> None:
         assert spec.sampling.guidance is not None, "only sequences with guidance are added"
-        self._runner.grammars.open(spec.sampling.guidance, spec.token_ids, spec.prompt_len)
+        self._runner.grammars.open(
+            spec.sampling.guidance, spec.token_ids, spec.prompt_len, spec.salt
+        )

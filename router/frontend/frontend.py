@@ -117,7 +117,8 @@ class Frontend:
         # This check runs before the tokenization, which costs more than a rejection.
         self._driver.check_open(tenant, request.priority, choices)
         if request.sampling.guidance is not None:
-            await self.guidance.check(request.sampling.guidance, tenant)
+            salt = tenant.salt_for(request.cache_salt)
+            await self.guidance.check(request.sampling.guidance, tenant, salt)
         if request.token_ids:
             return request.token_ids
         bound = TokenBound.of_context(self.max_model_len)

@@ -33,11 +33,15 @@ class GuidanceCheck:
         """Starts the child process, so that no request waits for that."""
         await asyncio.to_thread(self._trial.warm_up)
 
-    async def check(self, guidance: Guidance, tenant: Tenant) -> None:
+    async def check(self, guidance: Guidance, tenant: Tenant, salt: str = "") -> None:
         """Raises InvalidArgument with llguidance's reason if the model cannot follow the guidance,
         and Unavailable if the process does not run.
+
+        salt: of the request's prefix cache. A result is known only to requests with the same salt,
+        because the time would tell one tenant whether another uses a schema.
         """
-        key = hashlib.sha256(f"{guidance.kind} {guidance.source}".encode()).digest()
+        asked = f"{len(salt)} {salt} {guidance.kind} {guidance.source}"
+        key = hashlib.sha256(asked.encode()).digest()
         reason = self._known.get(key)
         if reason is None:
             cost = len(guidance.source)

@@ -13,6 +13,23 @@ SLOTS_TESTS = "unit/router/core/queueing/test_batch_slots.py"
 
 MUTANTS = (
     Mutant(
+        "no tenant sees by the time of a check that another uses a grammar",
+        "router/frontend/guidance_check.py",
+        'f"{len(salt)} {salt} {guidance.kind} {guidance.source}"',
+        'f"{guidance.kind} {guidance.source}"',
+        (
+            "unit/router/frontend/test_guidance_check.py::"
+            "test_who_has_another_salt_does_not_see_by_the_time_that_a_grammar_is_known",
+        ),
+    ),
+    Mutant(
+        "no tenant sees by the time of its first token that another uses a grammar",
+        "kvrelay/worker/guided_starts.py",
+        "spec.sampling.guidance, spec.token_ids, spec.prompt_len, spec.salt",
+        "spec.sampling.guidance, spec.token_ids, spec.prompt_len",
+        ("unit/worker/test_guided_workers.py::test_grammars_are_compiled_for_each_salt",),
+    ),
+    Mutant(
         "a tenant's limit bounds the thinking budget",
         "router/frontend/validation.py",
         "for one in (asked, most) if one is not None",

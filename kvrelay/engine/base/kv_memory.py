@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from kvrelay.errors import ConfigError
+from kvrelay.planning.quantity import size as text_of
 from kvrelay.types.kv_layout import KvLayout
 
 TORCH_DTYPE = {
@@ -66,7 +68,7 @@ class KvPool:
         size = layout.arena_bytes(num_blocks)
         if of_rank_0:
             self.fd = os.open(of_rank_0, os.O_RDWR | os.O_CLOEXEC)
-            self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+            self.buffer = torch.frombuffer(_mapped(self.fd, size), dtype=torch.uint8)
         elif torch.device(device).type == "cpu":
             self.fd = os.memfd_create(
                 f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -79,7 +81,7 @@ class KvPool:
                 fcntl.F_ADD_SEALS,
                 fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
             )
-            self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+            self.buffer = torch.frombuffer(_mapped(self.fd, size), dtype=torch.uint8)
         else:
             self.buffer = torch.empty(size // layout.ranks, dtype=torch.uint8, device=device)
         self.shares: tuple[torch.Tensor, ...] = (self.buffer,)
@@ -110,3 +112,14 @@ class KvPool:
         if self._close_fd is not None:
             self._close_fd()
             self.fd = None
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    """Maps `size` bytes of the file. Raises ConfigError if this process may not map so much."""
+    try:
+        return mmap.mmap(fd, size)
+    except OSError as error:
+        raise ConfigError(
+            f"kv.memory: {text_of(size)} cannot be mapped: {error.strerror}; lower kv.memory, or "
+            "raise the limit on a process's address space (ulimit -v)"
+        ) from error

@@ -27,8 +27,8 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._compiler = GrammarCompiler(folder, vocab_size, eos_token_ids)
         self._trial = GrammarTrial(folder, vocab_size, eos_token_ids)
-        # Compiled grammars at the beginning of an answer, the most recently used last.
-        self._compiled: OrderedDict[Guidance, LLMatcher] = OrderedDict()
+        # Compiled grammars at the beginning of an answer, by salt, the most recently used last.
+        self._compiled: OrderedDict[tuple[str, Guidance], LLMatcher] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -39,18 +39,21 @@ class Grammars:
         with suppress(KvRelayError):
             self.open(SMALL, (), 0)
 
-    def open(self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int) -> Matcher:
+    def open(
+        self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int, salt: str = ""
+    ) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance
-        that was not used lately.
+        that was not used lately with this salt, which is that of the sequence's prefix cache: the
+        time would tell one tenant whether another uses a schema.
 
         Raises InvalidArgument if the guidance is not accepted or the tokens after the prompt do not
         follow it, and Unavailable if the trial does not run.
         """
-        compiled = self._known(guidance)
+        compiled = self._known(salt, guidance)
         if compiled is None:
             self._trial.check(guidance)
             compiled = self._compiler.compile(guidance)
-            self._keep(guidance, compiled)
+            self._keep(salt, guidance, compiled)
         width = -(-self._compiler.tokenizer.vocab_size // 32)
         matcher = Matcher(compiled.deep_copy(), width, prompt_len, self._eos_token_ids)
         matcher.advance(token_ids)
@@ -60,17 +63,19 @@ class Grammars:
         """Ends the process of the trial."""
         self._trial.close()
 
-    def _known(self, guidance: Guidance) -> LLMatcher | None:
+    def _known(self, salt: str, guidance: Guidance) -> LLMatcher | None:
+        key = salt, guidance
         with self._lock:
-            if guidance in self._compiled:
-                self._compiled.move_to_end(guidance)
-            return self._compiled.get(guidance)
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
 
-    def _keep(self, guidance: Guidance, compiled: LLMatcher) -> None:
+    def _keep(self, salt: str, guidance: Guidance, compiled: LLMatcher) -> None:
+        key = salt, guidance
         with self._lock:
-            if guidance not in self._compiled:
+            if key not in self._compiled:
                 self._bytes += len(guidance.source)
-            self._compiled[guidance] = compiled
+            self._compiled[key] = compiled
             while self._bytes > MAX_COMPILED:
-                oldest, _ = self._compiled.popitem(last=False)
+                (_, oldest), _ = self._compiled.popitem(last=False)
                 self._bytes -= len(oldest.source)

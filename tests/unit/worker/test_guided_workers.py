@@ -163,6 +163,23 @@ async def test_a_worker_trusts_no_router(model: Path, broken: SequenceSpec, reas
         await running.settled()
 
 
+async def test_grammars_are_compiled_for_each_salt(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the time would tell one tenant that another uses a schema."""
+    tried: list[Guidance] = []
+    async with workers(model, config(), "decode-0") as running:
+        monkeypatch.setattr(GrammarTrial, "check", lambda _, guidance: tried.append(guidance))
+        session = await running.session("decode-0")
+        found = [
+            (await answers(session, replace(spec(f"{number}"), salt=salt)))[f"{number}"]
+            for number, salt in enumerate(("x", "y", "x", "y"))
+        ]
+        assert len(set(found)) == 1
+        await running.settled()
+    assert tried == [LIST, LIST]
+
+
 async def test_a_sequence_is_aborted_while_its_grammar_is_compiled_and_others_run_on(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

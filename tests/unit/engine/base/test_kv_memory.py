@@ -3,6 +3,9 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import subprocess
+import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -152,3 +155,26 @@ def test_a_pool_that_is_dropped_closes_its_descriptor() -> None:
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_a_limit_on_address_space_is_told_with_what_to_do() -> None:
+    script = """
+        import resource
+        from kvrelay.engine.base.kv_memory import KvPool
+        from kvrelay.types.kv_layout import KvLayout, LayerKv
+        from kvrelay.errors import ConfigError
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+        layout = KvLayout((LayerKv(2, 16, 16),), 16, "float32")
+        try:
+            KvPool(layout, 2**30 // layout.block_bytes)
+        except ConfigError as error:
+            print(error.message)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (
+        "kv.memory: 1 GiB cannot be mapped: Cannot allocate memory; lower kv.memory, or raise "
+        "the limit on a process's address space (ulimit -v)\n"
+    )

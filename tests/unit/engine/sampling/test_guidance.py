@@ -384,7 +384,25 @@ def test_compiled_grammars_are_bounded_and_the_least_recent_goes_first(
         monkeypatch.setattr(grammars_module, "MAX_COMPILED", 8)
         for source in ("aaa", "bbb", "aaa", "ccc"):
             grammars.open(Guidance("regex", source), [], 0)
-        assert [one.source for one in grammars._compiled] == ["aaa", "ccc"]
+        assert [one.source for _, one in grammars._compiled] == ["aaa", "ccc"]
+    finally:
+        grammars.close()
+
+
+def test_who_has_another_salt_does_not_see_by_the_time_that_a_grammar_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, tried = Grammars(str(DEMO), VOCAB, frozenset({EOS})), []
+    monkeypatch.setattr(grammars._trial, "check", tried.append)
+    compiled = grammars._compiler.compile
+    monkeypatch.setattr(
+        grammars._compiler, "compile", lambda guidance: tried.append(guidance) or compiled(guidance)
+    )
+    try:
+        asked = Guidance("regex", "a")
+        for salt in ("", "x", "y", "x", ""):
+            grammars.open(asked, [], 0, salt)
+        assert tried == 3 * [asked, asked], "once on trial and once compiled for each salt"
     finally:
         grammars.close()
 

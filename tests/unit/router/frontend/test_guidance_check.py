@@ -54,6 +54,22 @@ async def test_a_grammar_that_ends_the_process_ends_neither_the_router_nor_the_n
     await check.check(Guidance("regex", "a"), ANONYMOUS)
 
 
+async def test_who_has_another_salt_does_not_see_by_the_time_that_a_grammar_is_known(
+    check: GuidanceCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Guidance] = []
+    monkeypatch.setattr(GrammarTrial, "check", lambda _, guidance: tried.append(guidance))
+    asked = Guidance("regex", "a")
+    # The last would be the second, if salt and source were only joined.
+    for salt, guidance in (
+        *(("", asked), ("x", asked), ("y", asked), ("x", asked)),
+        ("x regex", Guidance("a", "b")),
+        ("x", Guidance("regex", "a b")),
+    ):
+        await check.check(guidance, ANONYMOUS, salt)
+    assert len(tried) == 5
+
+
 async def test_a_check_is_done_once_and_blocks_no_loop(
     check: GuidanceCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
