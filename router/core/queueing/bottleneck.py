@@ -8,6 +8,8 @@ import math
 # waits for a batch slot and for a prefill worker by turns of some milliseconds. Scaling policies
 # must see both.
 MEAN_S = 5.0
+# A pool for which the queue waits in a smaller share of the time is large enough.
+MINOR = 0.1
 
 
 class Bottleneck:
@@ -33,7 +35,10 @@ class Bottleneck:
 
     @property
     def prefill_share(self) -> float:
-        """The share, 0 to 1. Without a past it is the present state."""
+        """The share, 0 to 1, where a share of one pool below MINOR is 0. Without a past it is the
+        present state.
+        """
         if self._waited > 0:
-            return self._waited_for_prefill / self._waited
+            share = self._waited_for_prefill / self._waited
+            return 0.0 if share < MINOR else 1.0 if share > 1 - MINOR else share
         return float(self._for_prefill)
