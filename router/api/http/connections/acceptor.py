@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvrelay.process.telemetry import get_logger
 from router.runtime.stream_reader import SLOW_READER_S
@@ -20,6 +21,12 @@ BACKLOG = 2048
 PER_ROUND = 2
 # Pause after a failed accept. The usual cause is a lack of file descriptors.
 PAUSE_S = 0.5
+
+# Answer to a client that speaks HTTP where TLS is expected.
+_PLAIN = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 50\r\n"
+    b"connection: close\r\n\r\nThis port speaks HTTPS only; begin with https://.\n"
+)
 
 log = get_logger("router.http")
 
@@ -66,8 +73,10 @@ class Acceptor:
         task.add_done_callback(self._handshakes.pop)
 
     async def _open(self, connection: socket.socket) -> None:
-        timeout_s = None if self._context is None else HANDSHAKE_S
+        timeout_s, spare = None, None
         try:
+            if self._context is not None:
+                timeout_s, spare = HANDSHAKE_S, connection.dup()
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make_protocol,
                 connection,
@@ -77,5 +86,11 @@ class Acceptor:
                 ssl_shutdown_timeout=None if self._context is None else SLOW_READER_S,
             )
         # The peer speaks no TLS, sends no certificate, or sends nothing.
-        except OSError:
+        except OSError as error:
             connection.close()
+            if spare is not None and getattr(error, "reason", "") == "HTTP_REQUEST":
+                with suppress(OSError):
+                    spare.send(_PLAIN)
+        finally:
+            if spare is not None:
+                spare.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import uvloop
 from support.certificates import Certificates
 
 import router.api.http.connections.acceptor
@@ -23,8 +26,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Hello(asyncio.Protocol):
     """Greets whoever is through with the handshake."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+    def connection_made(self, transport: Any) -> None:
         transport.write(b"hello")
         transport.close()
 
@@ -86,11 +88,27 @@ async def test_a_silent_handshake_ends(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_what_is_no_tls_ends_alone(tmp_path: Path) -> None:
     async with listening(tmp_path) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        writer.write(bytes(range(256)))
         with contextlib.suppress(ConnectionResetError):
-            await reader.read()
+            assert await reader.read(1) in (b"", b"\x15"), "nothing, or a TLS alert"
         writer.close()
         assert await greeted(port)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_http_without_tls_is_told_what_the_port_speaks(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def ask() -> None:
+        async with listening(tmp_path) as port, httpx.AsyncClient() as client:
+            for _ in range(3):
+                found = await client.get(f"http://127.0.0.1:{port}/health")
+                assert found.status_code == 400
+                assert found.text == "This port speaks HTTPS only; begin with https://.\n"
+            assert await greeted(port)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(ask())
 
 
 async def test_the_socket_is_free_again_afterwards(tmp_path: Path) -> None:
