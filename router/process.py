@@ -51,16 +51,16 @@ def end_after(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
-def end_now() -> NoReturn:
-    """Ends the process with exit code 0 when its work is done. A normal exit would wait for threads
-    that cannot be stopped.
+def end_now(code: int = 0) -> NoReturn:
+    """Ends the process when its work is done. A normal exit would wait for threads that cannot be
+    stopped.
     """
     flush_logs()
     for stream in (sys.stdout, sys.stderr):
         # The reader of the stream may have closed it.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def settle_heap() -> None:

@@ -9,7 +9,6 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
@@ -57,6 +56,7 @@ def serve(
     """
     from kvrelay.launch.ray_address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
+    from router.process import end_now
 
     loaded = effective_config(
         config,
@@ -74,7 +74,10 @@ def serve(
         check_reachable(loaded)
     set_log_level(log_level)
     configure_logging("warning" if on_screen else "info")
-    raise typer.Exit(asyncio.run(_serve(loaded, ray_address, on_screen)))
+    with asyncio.Runner() as runner:
+        code = runner.run(_serve(loaded, ray_address, on_screen))
+        # A thread may wait for a file system that does not answer.
+        end_now(code)
 
 
 def set_log_level(level: str | None) -> None:

@@ -266,6 +266,16 @@ MUTANTS = (
         ("unit/router/test_process.py::test_threads_that_never_end_do_not_keep_the_process",),
     ),
     Mutant(
+        "serve waits for no thread when it has ended",
+        "kvrelay/cli/serve.py",
+        "end_now(code)",
+        "raise SystemExit(code)",
+        (
+            "unit/cli/test_cli_interrupted.py::"
+            "test_a_thread_that_a_file_system_blocks_does_not_keep_the_process",
+        ),
+    ),
+    Mutant(
         "a router whose end hangs is ended",
         "router/main.py",
         "    end_after(DRAIN_GRACE_S + END_S)",

@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from support.prepared import prepared
@@ -111,3 +112,32 @@ def test_a_cluster_that_was_never_ready(name: signal.Signals, code: int, tmp_pat
     assert "Traceback" not in err
     assert "kvrelay: stopping; the cluster was not ready yet\n" in err
     assert list(tmp_path.iterdir()) == [], "nothing of the cluster remains"
+
+
+def test_a_thread_that_a_file_system_blocks_does_not_keep_the_process(tmp_path: Path) -> None:
+    """As a stuck network file system does, a pipe without a writer blocks the open of a file."""
+    os.mkfifo(tmp_path / "stuck")
+    script = f"""
+        from kvrelay.cli.main import run
+        from kvrelay.launch import local_cluster
+        def check(*_, **__):
+            print("checking", flush=True)
+            open({str(tmp_path / "stuck")!r})
+        local_cluster.check_machine = check
+        run(["serve", "demo", "--log-level", "error"])
+    """
+    serve = subprocess.Popen(
+        [sys.executable, "-c", dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serve.stdout is not None
+        assert serve.stdout.readline() == "checking\n"
+        serve.send_signal(signal.SIGTERM)
+        _, err = serve.communicate(timeout=60)
+    finally:
+        serve.kill()
+        serve.wait()
+    assert (serve.returncode, err) == (0, "kvrelay: stopping; the cluster was not ready yet\n")
