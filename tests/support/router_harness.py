@@ -28,25 +28,27 @@ from router.frontend.tokenization import Text
 from router.main import run_router
 from router.served_model import LoadedModel
 
+DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
+
 
 class KeptTrial(GrammarTrial):
-    """Serves all routers of this process, each of which would start a child process."""
+    """Serves all routers of the bundled model in this process, each of which would start a child
+    process.
+    """
 
-    _of: ClassVar[dict[tuple[str, int, frozenset[int]], KeptTrial]] = {}
+    _demo: ClassVar[KeptTrial | None] = None
 
     @classmethod
-    def of(cls, folder: str, vocab_size: int, eos_token_ids: frozenset[int]) -> KeptTrial:
-        key = folder, vocab_size, eos_token_ids
-        if key not in cls._of:
-            cls._of[key] = cls(*key)
-            atexit.register(super(KeptTrial, cls._of[key]).close)
-        return cls._of[key]
+    def of(cls, folder: str, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarTrial:
+        if folder != DEMO:
+            return GrammarTrial(folder, vocab_size, eos_token_ids)
+        if cls._demo is None:
+            cls._demo = cls(folder, vocab_size, eos_token_ids)
+            atexit.register(super(KeptTrial, cls._demo).close)
+        return cls._demo
 
     def close(self) -> None:
         """A router that ends leaves it to the next."""
-
-
-DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
 
 
 @dataclass

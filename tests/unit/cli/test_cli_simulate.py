@@ -111,7 +111,7 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--decode", "10001"], 2, "from 0 to 10000"),
         (["--profile", "PROFILE", "--decode", "6000", "--prefill", "6000"], 1, "too many"),
         (["--decode", "1"], 1, "no profile"),
-        (["--profile", "missing.json"], 1, "missing.json"),
+        (["--profile", "missing.json"], 2, "missing.json"),
         (["--profile", "."], 1, "directory"),
         (["--profile", "PROFILE", "-c", "missing.yaml"], 1, "missing.yaml"),
         (["--profile", "PROFILE", "--fail", "decode-0"], 2, "WORKER@SECONDS"),
