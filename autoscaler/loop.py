@@ -106,7 +106,6 @@ class Autoscaler:
             for pool, (verdict, _) in verdicts.items()
             if verdict.desired != desired[pool]
         }
-        await self._tell_delays(desired, verdicts)
         # Both sizes change in one write, so that the actuator sees that a worker can switch pools.
         sizes = {pool: (decision.before, decision.after) for pool, decision in changed.items()}
         if sizes and await self._registry.scale(sizes, claim):
@@ -119,6 +118,7 @@ class Autoscaler:
                     reason=decision.reason,
                 )
                 await self._registry.record_decision(decision, claim)
+        await self._tell_delays(desired, verdicts)
 
     async def _tell_delays(self, desired: Mapping[PoolName, int], verdicts: Verdicts) -> None:
         """Publishes, for status, what a delay of the policy holds back."""

@@ -54,7 +54,7 @@ class Batch:
         params = SamplingParams(temperature=1.0, seed=seed, guidance=guidance)
         matcher = None
         if guidance is not None:
-            matcher = self._runner.grammars.open(guidance, tokens, len(tokens))
+            matcher = self._runner.grammars.open(guidance, tokens, len(tokens), "")
         return SampleRequest(params, tokens, len(tokens), frozenset(), matcher)
 
     def step(self) -> float:

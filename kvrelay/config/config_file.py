@@ -21,6 +21,7 @@ from kvrelay.config.pools import KvConfig, PoolKvConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.section import BadValue
 from kvrelay.config.security import SecurityConfig
+from kvrelay.config.special_file import is_special
 from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.planning.profile import Profile
@@ -228,8 +229,7 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
     if policy.profile is None:
         return None
     try:
-        # A pipe would be waited for.
-        if os.path.exists(policy.profile) and not os.path.isfile(policy.profile):
+        if os.path.isdir(policy.profile) or is_special(policy.profile):
             raise ConfigError(f"{policy.profile} is not a file")
         with open(policy.profile, encoding="utf-8") as file:
             profile = Profile.parse(file.read(_MAX_PROFILE))

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from kvrelay.config.special_file import is_special
 from kvrelay.errors import ConfigError
 
 MAX_BYTES = 2**20
@@ -94,7 +95,7 @@ def _text(path: Path, may_be_pipe: bool) -> str:
     if path.is_dir():
         # An empty name stands for the current folder.
         raise ConfigError(f"{path}: is a folder; give the name of a YAML file")
-    if path.exists() and not path.is_file() and not may_be_pipe:
+    if is_special(path) and not may_be_pipe:
         raise ConfigError(f"{path}: is not a regular file; give the name of a YAML file")
     try:
         with path.open("rb") as file:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from kvrelay.config.special_file import is_special
 from kvrelay.errors import ConfigError
 from kvrelay.security.tls_roles import WORKER_NAME, Role, dns_names, roles_of
 
@@ -80,8 +81,7 @@ def load(files: Files, now: datetime) -> KeyPair:
 
 def _read(path: str, where: str) -> bytes:
     try:
-        # A pipe would be waited for.
-        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        if is_special(path):
             raise ConfigError(f"{where}: {path} is not a regular file")
         with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

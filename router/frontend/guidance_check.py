@@ -33,7 +33,7 @@ class GuidanceCheck:
         """Starts the child process, so that no request waits for that."""
         await asyncio.to_thread(self._trial.warm_up)
 
-    async def check(self, guidance: Guidance, tenant: Tenant, salt: str = "") -> None:
+    async def check(self, guidance: Guidance, tenant: Tenant, salt: str) -> None:
         """Raises InvalidArgument with llguidance's reason if the model cannot follow the guidance,
         and Unavailable if the process does not run.
 

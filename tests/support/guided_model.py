@@ -45,7 +45,7 @@ def request(
     """The next token of a sequence that has just arrived."""
     matcher = None
     if sampling.guidance is not None:
-        matcher = runner.grammars.open(sampling.guidance, token_ids, prompt_len)
+        matcher = runner.grammars.open(sampling.guidance, token_ids, prompt_len, "")
     return SampleRequest(sampling, token_ids, prompt_len, runner.eos_token_ids, matcher)
 
 

@@ -37,10 +37,10 @@ class Grammars:
         request waits for that. Blocks. If it fails, the requests with guidance show the reason.
         """
         with suppress(KvRelayError):
-            self.open(SMALL, (), 0)
+            self.open(SMALL, (), 0, "")
 
     def open(
-        self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int, salt: str = ""
+        self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int, salt: str
     ) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance
         that was not used lately with this salt, which is that of the sequence's prefix cache: the

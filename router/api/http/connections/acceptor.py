@@ -23,9 +23,10 @@ PER_ROUND = 2
 PAUSE_S = 0.5
 
 # Answer to a client that speaks HTTP where TLS is expected.
+_TOLD = b"This port speaks HTTPS only; begin with https://.\n"
 _PLAIN = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 50\r\n"
-    b"connection: close\r\n\r\nThis port speaks HTTPS only; begin with https://.\n"
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_TOLD), _TOLD)
 )
 
 log = get_logger("router.http")

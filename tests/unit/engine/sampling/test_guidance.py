@@ -265,7 +265,7 @@ def test_a_row_whose_tokens_break_the_grammar_fails_alone(runner: ModelRunner) -
     assert "token 523 at position 7 does not follow" in failed.message
     again = request(runner, sampling, list(PROMPT), len(PROMPT))
     with pytest.raises(InvalidArgument, match="does not follow"):
-        runner.grammars.open(Guidance("regex", "a+"), [*PROMPT, 523], len(PROMPT))
+        runner.grammars.open(Guidance("regex", "a+"), [*PROMPT, 523], len(PROMPT), "")
     assert isinstance(sample(torch.zeros(1, VOCAB), [again])[0], Sampled)
 
 
@@ -342,7 +342,7 @@ def test_a_hostile_or_wrong_grammar_is_refused_with_a_reason_in_one_line(
     runner: ModelRunner, name: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        runner.grammars.open(HOSTILE[name], [], 0)
+        runner.grammars.open(HOSTILE[name], [], 0, "")
     assert caught.value.field == "guidance"
     assert caught.value.message.startswith("guidance is not accepted: ")
     assert "\n" not in caught.value.message
@@ -371,7 +371,7 @@ def test_a_model_without_end_or_tokenizer_refuses_guidance(tmp_path: Path) -> No
     refused["its tokenizer is not supported"] = Grammars(str(broken), VOCAB, frozenset({EOS}))
     for reason, grammars in refused.items():
         with pytest.raises(InvalidArgument, match=reason) as caught:
-            grammars.open(guidance, [], 0)
+            grammars.open(guidance, [], 0, "")
         assert caught.value.field == "guidance"
         grammars.close()
 
@@ -383,7 +383,7 @@ def test_compiled_grammars_are_bounded_and_the_least_recent_goes_first(
     try:
         monkeypatch.setattr(grammars_module, "MAX_COMPILED", 8)
         for source in ("aaa", "bbb", "aaa", "ccc"):
-            grammars.open(Guidance("regex", source), [], 0)
+            grammars.open(Guidance("regex", source), [], 0, "")
         assert [one.source for _, one in grammars._compiled] == ["aaa", "ccc"]
     finally:
         grammars.close()
@@ -416,7 +416,7 @@ def test_after_the_warm_up_no_request_waits_for_the_trial_to_start(tmp_path: Pat
         assert grammars._compiler._tokenizer is not None
         ready = grammars._trial._process
         assert ready is not None
-        grammars.open(Guidance("regex", "a"), [], 0)
+        grammars.open(Guidance("regex", "a"), [], 0, "")
         assert grammars._trial._process is ready
         unable.warm_up()
         assert unable._trial._process is None

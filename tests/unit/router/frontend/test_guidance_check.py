@@ -32,7 +32,7 @@ async def check() -> AsyncIterator[GuidanceCheck]:
 
 
 async def test_what_cannot_be_followed_is_refused_with_the_reason(check: GuidanceCheck) -> None:
-    await check.check(Guidance("json_schema", '{"type": "object"}'), ANONYMOUS)
+    await check.check(Guidance("json_schema", '{"type": "object"}'), ANONYMOUS, "")
     for guidance, reason in (
         (Guidance("json_schema", '{"type": "strng"}'), "Invalid type: strng"),
         (Guidance("json_schema", '{"not": {}}'), "not"),
@@ -40,7 +40,7 @@ async def test_what_cannot_be_followed_is_refused_with_the_reason(check: Guidanc
         (Guidance("lark", "start: b"), "unknown name"),
     ):
         with pytest.raises(InvalidArgument, match=reason) as caught:
-            await check.check(guidance, ANONYMOUS)
+            await check.check(guidance, ANONYMOUS, "")
         assert caught.value.field == "guidance"
 
 
@@ -50,8 +50,8 @@ async def test_a_grammar_that_ends_the_process_ends_neither_the_router_nor_the_n
     rules = [f"r{n}: r{n + 1}" for n in range(4000)]
     fatal = Guidance("lark", "\n".join(["start: r0", *rules, 'r4000: "a"']))
     with pytest.raises(InvalidArgument, match="compiling it ends the process"):
-        await check.check(fatal, ANONYMOUS)
-    await check.check(Guidance("regex", "a"), ANONYMOUS)
+        await check.check(fatal, ANONYMOUS, "")
+    await check.check(Guidance("regex", "a"), ANONYMOUS, "")
 
 
 async def test_who_has_another_salt_does_not_see_by_the_time_that_a_grammar_is_known(
@@ -83,18 +83,18 @@ async def test_a_check_is_done_once_and_blocks_no_loop(
             raise InvalidArgument("no", field="guidance")
 
     monkeypatch.setattr(GrammarTrial, "check", slow)
-    first = asyncio.create_task(check.check(Guidance("regex", "good"), ANONYMOUS))
+    first = asyncio.create_task(check.check(Guidance("regex", "good"), ANONYMOUS, ""))
     await asyncio.sleep(0)
     assert not first.done()
     go_on.set()
     await first
     for _ in range(2):
-        await check.check(Guidance("regex", "good"), ANONYMOUS)
+        await check.check(Guidance("regex", "good"), ANONYMOUS, "")
         with pytest.raises(InvalidArgument, match="no"):
-            await check.check(Guidance("regex", "bad"), ANONYMOUS)
+            await check.check(Guidance("regex", "bad"), ANONYMOUS, "")
     assert asked == ["good", "bad"]
     monkeypatch.setattr(guidance_check, "MAX_KNOWN", 1)
-    await check.check(Guidance("lark", "good"), ANONYMOUS)
+    await check.check(Guidance("lark", "good"), ANONYMOUS, "")
     assert len(check._known) == 1
 
 
@@ -109,11 +109,11 @@ async def test_tenants_take_turns(check: GuidanceCheck, monkeypatch: pytest.Monk
     monkeypatch.setattr(GrammarTrial, "check", slow)
     loud, quiet = Tenant("loud"), Tenant("quiet")
     tasks = [
-        asyncio.create_task(check.check(Guidance("regex", f"loud{n}" * 100), loud))
+        asyncio.create_task(check.check(Guidance("regex", f"loud{n}" * 100), loud, ""))
         for n in range(5)
     ]
     await asyncio.sleep(0)
-    tasks.append(asyncio.create_task(check.check(Guidance("regex", "quiet"), quiet)))
+    tasks.append(asyncio.create_task(check.check(Guidance("regex", "quiet"), quiet, "")))
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.gather(*tasks)
@@ -123,7 +123,7 @@ async def test_tenants_take_turns(check: GuidanceCheck, monkeypatch: pytest.Monk
 async def test_a_model_without_files_and_a_closed_check_refuse() -> None:
     check = GuidanceCheck(replace(CARD, folder=""))
     with pytest.raises(InvalidArgument, match="cannot follow guidance"):
-        await check.check(Guidance("regex", "a"), ANONYMOUS)
+        await check.check(Guidance("regex", "a"), ANONYMOUS, "")
     await check.close()
     with pytest.raises(Unavailable, match="shuts down"):
         check._trial.check(Guidance("regex", "a"))
