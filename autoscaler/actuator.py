@@ -169,7 +169,7 @@ class Actuator:
         for worker_id, reason in pending.items():
             role = self._workers.by_id[worker_id].pool
             await self._registry.publish_pending(PendingWorker(worker_id, role, reason))
-        # Operators would read for seconds that a worker waits that is not wanted any more.
+        # An entry that expires by itself would show operators a worker that is no longer wanted.
         for worker_id in self._told_pending - pending.keys():
             await self._registry.remove_pending(worker_id)
         self._told_pending = set(pending)
