@@ -26,6 +26,7 @@ from kvrelay.wire.cluster import ClusterServiceStub, pb
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
+HTTPS_ONLY = b"This port speaks HTTPS only; begin with https://.\n"
 TURN = [40 + i % 90 for i in range(50)]  # so short that the decode worker prefills it by itself
 
 
@@ -179,6 +180,9 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         }
         for worker in workers:
             assert int(worker.address.rpartition(":")[2]) in listening_ports(worker.pid)
+        said = await answers_in_the_clear(endpoints.pop("http"))
+        assert said.startswith(b"HTTP/1.1 400 "), said
+        assert said.partition(b"\r\n\r\n")[2] == HTTPS_ONLY, "and nothing of the cluster"
         for address in (*endpoints.values(), *(worker.address for worker in workers)):
             said = await answers_in_the_clear(address)
             assert b"HTTP" not in said, (address, said)
