@@ -595,4 +595,21 @@ MUTANTS = (
         "if True:",
         ("unit/worker/test_cache_feed.py::test_a_real_worker_tells_before_the_answer_ends",),
     ),
+    Mutant(
+        "a starved engine may use other cores",
+        "kvrelay/worker/runtime/cores.py",
+        "self._give_up()",
+        "pass",
+        (
+            "unit/worker/test_cores.py::"
+            "test_a_thread_that_others_keep_from_running_may_use_all_cores",
+        ),
+    ),
+    Mutant(
+        "an engine that runs keeps its cores",
+        "kvrelay/worker/runtime/cores.py",
+        "if runs and ticks == before else 0",
+        "if True else 0",
+        ("unit/worker/test_cores.py::test_a_thread_that_runs_or_sleeps_keeps_its_cores",),
+    ),
 )

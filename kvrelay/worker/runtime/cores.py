@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import tempfile
+import threading
 from pathlib import Path
+
+from kvrelay.process.telemetry import get_logger
+
+# Between two looks at the engine thread, and the number of looks in a row at which it wants to run
+# and has not, until it may use other cores.
+POLL_S = 0.1
+STARVED_LOOKS = 4
+
+log = get_logger("worker.cores")
 
 
 class Cores:
@@ -21,6 +32,9 @@ class Cores:
         folder = folder or Path(tempfile.gettempdir()) / f"kvrelay-cores-{os.getuid()}"
         # Core -> file descriptor.
         self._locks: dict[int, int] = {}
+        self._allowed = os.sched_getaffinity(0)
+        # Id of the thread that called `pin`.
+        self._thread: int | None = None
         with contextlib.suppress(PermissionError):
             folder.mkdir(mode=0o700, exist_ok=True)
             for core in sorted(os.sched_getaffinity(0)):
@@ -40,6 +54,42 @@ class Cores:
         """
         if self._locks:
             os.sched_setaffinity(0, self._locks)
+            self._thread = threading.get_native_id()
+
+    async def watch(self) -> None:
+        """Gives the cores up if other programs keep the bound thread from running. Runs until
+        cancelled.
+
+        The kernel can leave a bound thread waiting for many seconds when another program is bound
+        to the same core, although other cores are idle.
+        """
+        looks, before = 0, -1
+        while self._thread is not None:
+            try:
+                runs, ticks = _activity(self._thread)
+            except OSError:
+                # The thread has ended, and the worker is about to.
+                break
+            looks = looks + 1 if runs and ticks == before else 0
+            before = ticks
+            if looks >= STARVED_LOOKS:
+                self._give_up()
+            await asyncio.sleep(POLL_S)
+        await asyncio.Event().wait()
+
+    def _give_up(self) -> None:
+        log.warning(
+            "engine_starved",
+            cores=sorted(self._locks),
+            reason="other programs use these cores; the engine may use all from now on",
+        )
+        for thread in map(int, os.listdir("/proc/self/task")):
+            # A thread may end meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                if os.sched_getaffinity(thread) == self._locks.keys():
+                    os.sched_setaffinity(thread, self._allowed)
+        self._thread = None
+        self.release()
 
     def release(self) -> None:
         """Releases the cores."""
@@ -57,3 +107,11 @@ class Cores:
             os.close(descriptor)
         else:
             self._locks[core] = descriptor
+
+
+def _activity(thread: int) -> tuple[bool, int]:
+    """Returns whether a thread of this process runs or wants to run, and the CPU time that it has
+    used, in clock ticks (proc(5), /proc/pid/stat).
+    """
+    fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return fields[0] == "R", int(fields[11]) + int(fields[12])

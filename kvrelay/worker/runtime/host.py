@@ -147,6 +147,7 @@ async def host_worker(
                 await _until_one_ends(
                     worker.run(),
                     worker.context.engine.hang(),
+                    cores.watch(),
                     _registered(
                         AdapterLoading(worker, registry, settings.config.adapters),
                         lambda: publish_heartbeats(worker, registry, credentials, guard),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from support.worker_harness import workers
 
+import kvrelay.worker.runtime.cores
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.worker.runtime.cores import Cores
+from kvrelay.worker.runtime.cores import Cores, _activity
 
 HERE = os.sched_getaffinity(0)
 
@@ -132,3 +134,76 @@ async def test_a_worker_that_is_told_to_pins_its_engine(
             assert all(affinity == HERE for affinity in bound)
             assert free() == HERE
     assert free() == HERE, "given back at the end"
+
+
+@contextmanager
+def bound_thread(cores: Cores) -> Iterator[int]:
+    """A busy thread that is bound to the cores, and its id."""
+    begun, end = threading.Event(), threading.Event()
+    ids: list[int] = []
+
+    def busy() -> None:
+        cores.pin()
+        ids.append(threading.get_native_id())
+        begun.set()
+        while not end.is_set():
+            pass
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield ids[0]
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.skipif(len(HERE) == 1, reason="a single core cannot be taken from others")
+async def test_a_thread_that_others_keep_from_running_may_use_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel starves no thread on demand, so the test says that it does."""
+    cores = Cores(1, tmp_path)
+    with bound_thread(cores) as thread:
+        assert os.sched_getaffinity(thread) == cores.taken
+        watch = asyncio.create_task(cores.watch())
+        monkeypatch.setattr(kvrelay.worker.runtime.cores, "_activity", lambda thread: (True, 1))
+        async with asyncio.timeout(60):
+            while os.sched_getaffinity(thread) != HERE:
+                await asyncio.sleep(0.01)
+        assert free(tmp_path) == HERE, "another engine may take them"
+        watch.cancel()
+
+
+@pytest.mark.skipif(len(HERE) == 1, reason="a single core cannot be taken from others")
+@pytest.mark.parametrize("activity", ["runs", "sleeps"])
+async def test_a_thread_that_runs_or_sleeps_keeps_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activity: str
+) -> None:
+    looks = iter(range(10))
+    looked = asyncio.Event()
+
+    def look(thread: int) -> tuple[bool, int]:
+        number = next(looks, None)
+        if number is None:
+            looked.set()
+        return activity == "runs", (number or 0) if activity == "runs" else 1
+
+    monkeypatch.setattr(kvrelay.worker.runtime.cores, "_activity", look)
+    monkeypatch.setattr(kvrelay.worker.runtime.cores, "POLL_S", 0.001)
+    cores = Cores(1, tmp_path)
+    with bound_thread(cores) as thread:
+        watch = asyncio.create_task(cores.watch())
+        await looked.wait()
+        assert os.sched_getaffinity(thread) == cores.taken
+        watch.cancel()
+    cores.release()
+
+
+def test_the_kernel_tells_what_a_thread_does() -> None:
+    with bound_thread(Cores(0)) as thread:
+        runs, ticks = _activity(thread)
+        assert runs
+        while _activity(thread)[1] == ticks:
+            pass
