@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ from kvrelay.process.machine import processor_name
 POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
 # Requests per second of the victim.
 RATE = 10.0
+# gRPC connections of the victim.
+CONNECTIONS = 32
 PROMPT = list(range(10, 90))
 TOKENS = 4
 # Time from the start or the end of an attack to the first measured request.
@@ -130,13 +132,20 @@ async def victim(cluster: Cluster, seconds: float) -> Seen:
     """Sends RATE requests per second, in an open loop."""
     seen = Seen()
     token = cluster.tokens.secret["victim"]
-    async with (
-        httpx.AsyncClient(timeout=STOP_S, headers={"authorization": f"Bearer {token}"}) as http,
-        kvrelay.AsyncClient(
-            cluster.router.grpc, token=token, retry=kvrelay.RetryPolicy(max_attempts=1)
-        ) as client,
-        asyncio.TaskGroup() as requests,
-    ):
+    async with AsyncExitStack() as exits:
+        http = await exits.enter_async_context(
+            httpx.AsyncClient(timeout=STOP_S, headers={"authorization": f"Bearer {token}"})
+        )
+        # The kernel draws a gRPC server for each.
+        clients = [
+            await exits.enter_async_context(
+                kvrelay.AsyncClient(
+                    cluster.router.grpc, token=token, retry=kvrelay.RetryPolicy(max_attempts=1)
+                )
+            )
+            for _ in range(CONNECTIONS)
+        ]
+        requests = await exits.enter_async_context(asyncio.TaskGroup())
         start = time.perf_counter()
         draw = random.Random(0)
         for number in range(round(seconds * RATE)):
@@ -147,7 +156,7 @@ async def victim(cluster: Cluster, seconds: float) -> Seen:
             ask = (
                 over_http(http, cluster.router.http, number)
                 if number % 2
-                else over_grpc(client, number)
+                else over_grpc(clients[number // 2 % CONNECTIONS], number)
             )
             requests.create_task(measured(ask, seen))
     return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -87,6 +88,12 @@ class Http2Peer:
                 self._send(_PING, _ACK, 0, payload)
             if not until_pong or (kind == _PING and flags & _ACK):
                 return credits
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connection's socket."""
+        found: socket.socket = self._writer.get_extra_info("socket")
+        return found
 
     async def drain(self) -> None:
         """Waits until the kernel takes more bytes. Raises ConnectionError."""

@@ -23,10 +23,11 @@ from router.api.grpc.admin import ClusterService
 from router.api.grpc.auth import GrpcAccess
 from router.api.grpc.bounds import field_bounds
 from router.api.grpc.health import HealthService
+from router.api.grpc.listener import GrpcListener
 from router.api.grpc.messages import GrpcMessages
 from router.api.grpc.service import InferenceService
 from router.api.http.app import build_app
-from router.api.listeners import grpc_server, http_server
+from router.api.http.server import http_server
 from router.catalogue import Catalogue
 from router.frontend.access import Access
 from router.frontend.adapter_cards import AdapterCards
@@ -137,7 +138,7 @@ async def run_router(
 
     bounds = field_bounds(max(one.card.info.max_model_len for one in catalogue))
     healthy = HealthService((inference.SERVICE_NAME,), serving=False)
-    public, grpc_address = grpc_server(
+    public = GrpcListener(
         config.listen.grpc,
         "listen.grpc",
         (inference.SERVICE_NAME,),
@@ -146,7 +147,7 @@ async def run_router(
         GrpcMessages(bounds, slices),
         endpoints,
     )
-    admin, admin_address = grpc_server(
+    admin = GrpcListener(
         config.listen.admin,
         "listen.admin",
         (cluster.SERVICE_NAME,),
@@ -157,10 +158,11 @@ async def run_router(
     )
     app = build_app(catalogue, limits, clock, access, waiting_room, config.listen.http, slices)
     http, http_address = http_server(app, config.listen.http, "listen.http", endpoints)
-    inference.add_InferenceServiceServicer_to_server(
-        InferenceService(catalogue, clock, waiting_room), public
+    public.add(
+        inference.add_InferenceServiceServicer_to_server,
+        InferenceService(catalogue, clock, waiting_room),
     )
-    cluster.add_ClusterServiceServicer_to_server(ClusterService(catalogue), admin)
+    admin.add(cluster.add_ClusterServiceServicer_to_server, ClusterService(catalogue))
 
     scheme = "http" if endpoints is None else "https"
 
@@ -178,8 +180,8 @@ async def run_router(
             if state == "ready" and not announced:
                 announced = True
                 ready(
-                    f"kvrelay ready grpc={grpc_address} http={scheme}://{http_address} "
-                    f"admin={admin_address}"
+                    f"kvrelay ready grpc={public.address} http={scheme}://{http_address} "
+                    f"admin={admin.address}"
                 )
 
     def tenants_changed() -> None:

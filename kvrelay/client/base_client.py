@@ -25,14 +25,14 @@ from kvrelay.wire.status import error_from_rpc
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
-# A router takes 1024 calls of one connection.
+# A router takes 128 calls of one connection.
 _MAX_CONNECTIONS = 64
 _SERVICE_CONFIG = {
     # One name may stand for several routers (a headless Service). By default, gRPC would use only
     # the first of them.
     "loadBalancingConfig": [{"round_robin": {}}],
     # gRPC opens another connection when each has as many calls as the server takes (gRFC A105).
-    # Before grpcio 1.84, the server refuses some of the further calls as Unavailable.
+    # Before grpcio 1.84, further calls wait.
     "connectionScaling": {"maxConnectionsPerSubchannel": _MAX_CONNECTIONS},
 }
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a

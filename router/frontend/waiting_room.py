@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from kvrelay.clock import Clock
 from router.core.queueing.request_pace import STRANGER, Pace
 
-# Limit on waiting callers without a valid token, over both protocols.
-MAX_STRANGERS = 1024
+# Limit on the waiting polls of a tenant, and on waiting callers without a valid token, over both
+# protocols. Each occupies memory.
+MAX_WAITING = 1024
 
 
 class InProgress:
@@ -45,38 +46,39 @@ class WaitingRoom:
         self._pace = Pace()
         # Number of waiting callers without a valid token.
         self._strangers = 0
-        # Waiting requests other than polls, by tenant.
+        # By tenant: waiting requests other than polls, and waiting polls.
         self._waiting: Counter[str] = Counter()
+        self._polls: Counter[str] = Counter()
 
     async def tenant(self, name: str, poll: bool) -> None:
         """Waits until the tenant's debt is paid off. A poll is charged at once; `refused` charges
         other requests.
 
-        Waiting requests leave one after the other, at the tenant's pace.
+        Waiting requests leave one after the other, at the tenant's pace. A poll does not wait if
+        MAX_WAITING polls of the tenant wait already.
         """
         wait_s = self._wait_s(name, charge=poll)
-        if not wait_s:
+        waiting = self._polls if poll else self._waiting
+        if not wait_s or (poll and waiting[name] >= MAX_WAITING):
             return
-        if not poll:
-            self._waiting[name] += 1
+        waiting[name] += 1
         try:
             await asyncio.sleep(wait_s)
         finally:
-            if not poll:
-                self._waiting[name] -= 1
-                if not self._waiting[name]:
-                    del self._waiting[name]
+            waiting[name] -= 1
+            if not waiting[name]:
+                del waiting[name]
 
     async def stranger(self) -> bool:
         """Waits until the common debt of callers without a valid token is paid off, and charges one
         error.
 
-        Returns False at once if MAX_STRANGERS callers wait already.
+        Returns False at once if MAX_WAITING callers wait already.
         """
         wait_s = self._wait_s(STRANGER, charge=True)
         if not wait_s:
             return True
-        if self._strangers >= MAX_STRANGERS:
+        if self._strangers >= MAX_WAITING:
             return False
         self._strangers += 1
         try:

@@ -29,7 +29,8 @@ KNOWN = {
     "are credentials",
     "kvrelay/client/base_client.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
-    "router/api/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are "
+    "router/api/grpc/listener.py": "listens for a moment, to see whether the port is free",
+    "router/api/http/server.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",
     "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "
     "processes that it started",

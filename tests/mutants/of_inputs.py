@@ -316,7 +316,7 @@ MUTANTS = (
     ),
     Mutant(
         "size of a gRPC message",
-        "router/api/listeners.py",
+        "router/api/grpc/listener.py",
         '("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),',
         '("grpc.max_receive_message_length", -1),',
         ("unit/router/test_end_to_end.py::test_message_over_the_cap",),

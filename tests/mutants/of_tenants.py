@@ -226,8 +226,42 @@ MUTANTS = (
         (f"{SLOTS_TESTS}::test_tokens_that_the_client_has_already_are_charged_as_the_prompt_is",),
     ),
     Mutant(
+        "many servers take calls from a gRPC port",
+        "router/api/grpc/listener.py",
+        "MAX_SERVERS = 64",
+        "MAX_SERVERS = 1",
+        (
+            "unit/router/api/grpc/test_listener.py::"
+            "test_calls_of_one_connection_do_not_wait_for_all_those_of_others",
+        ),
+    ),
+    Mutant(
+        "calls that have ended do not count as open",
+        "router/api/grpc/listener.py",
+        '("grpc.http2.max_deallocating_streams", MAX_STREAMS),',
+        "",
+        (
+            "unit/router/api/grpc/test_listener.py::"
+            "test_a_client_may_begin_any_number_of_calls_on_one_connection",
+        ),
+    ),
+    Mutant(
+        "a gRPC port belongs to one router",
+        "router/api/grpc/listener.py",
+        "_check_free(address)",
+        "pass",
+        ("unit/router/api/grpc/test_listener.py::test_two_routers_do_not_share_a_port",),
+    ),
+    Mutant(
+        "few polls of a tenant wait",
+        "router/frontend/waiting_room.py",
+        "if not wait_s or (poll and waiting[name] >= MAX_WAITING):",
+        "if not wait_s:",
+        ("unit/router/api/test_pacing.py::test_few_polls_of_a_tenant_wait",),
+    ),
+    Mutant(
         "gRPC does not look far ahead into messages that nobody reads",
-        "router/api/listeners.py",
+        "router/api/grpc/listener.py",
         '("grpc.http2.bdp_probe", 0),',
         "",
         ("unit/router/api/grpc/test_bounds.py::test_a_message_without_a_slot_is_not_received",),

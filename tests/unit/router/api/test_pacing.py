@@ -224,7 +224,7 @@ async def test_refused_calls_are_charged_on_grpc(endpoints: Endpoints) -> None:
 async def test_strangers_wait_for_each_other_and_hold_few_connections(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
     strangers = await endpoints.polls("kvr_unknown", 12)
     await ended(strangers, 10)  # all but the two that wait
     answers = [task.result() for task in strangers if task.done()]
@@ -238,7 +238,7 @@ async def test_strangers_wait_for_each_other_and_hold_few_connections(
 async def test_strangers_on_grpc_wait_in_the_same_room(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
     async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
 
@@ -265,7 +265,7 @@ async def test_strangers_on_grpc_wait_in_the_same_room(
 async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("BURST", 0.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
         monkeypatch.setattr(router.core.queueing.request_pace, name, value)
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
     waiting_room = WaitingRoom(ManualClock())
     assert await waiting_room.stranger()
     waiting = [asyncio.create_task(waiting_room.stranger()) for _ in range(3)]
@@ -276,6 +276,21 @@ async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch)
     await ended(waiting, 1)
     assert sum(one.done() for one in waiting) == 1
     await cancelled(waiting)
+
+
+async def test_few_polls_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each occupies memory, and calls of many connections are many."""
+    for name, value in (("BURST", 0.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
+        monkeypatch.setattr(router.core.queueing.request_pace, name, value)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
+    waiting_room = WaitingRoom(ManualClock())
+    await waiting_room.tenant("a", poll=True)
+    for name in "ab":
+        waiting_room.refused(name)
+        polls = [asyncio.create_task(waiting_room.tenant(name, poll=True)) for _ in range(5)]
+        await ended(polls, 3)
+        assert sum(one.done() for one in polls) == 3
+        await cancelled(polls)
 
 
 async def test_requests_that_wait_leave_one_after_the_other(

@@ -15,13 +15,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from http2_peer import Http2Peer
 from support.router_harness import RouterHarness, running_router
 
-import router.api.listeners
+import router.api.grpc.listener
 from kvrelay.client import AsyncClient
 from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
+from router.api.grpc.listener import MAX_MESSAGE_BYTES, RECEIVE_BYTES
 from router.api.grpc.messages import MAX_PROBE_BYTES, MAX_STREAMED
 from router.api.grpc.receive_slots import PROBES, SLOTS, ProbeSlots, ReceiveSlots
-from router.api.listeners import MAX_MESSAGE_BYTES, RECEIVE_BYTES
 
 GENERATE = "/kvrelay.v1.InferenceService/Generate"
 CHECK = health_pb2.HealthCheckRequest()
@@ -31,11 +31,12 @@ CHECK = health_pb2.HealthCheckRequest()
 async def cluster(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RouterHarness]:
-    """With the listeners' options changed as the test's parameter says."""
-    options = dict(router.api.listeners._OPTIONS)
+    """With the listeners' options changed as the test's parameter says. One server has the port."""
+    options = dict(router.api.grpc.listener._OPTIONS)
     changed = getattr(request, "param", {})
     assert changed.keys() <= options.keys()
-    monkeypatch.setattr(router.api.listeners, "_OPTIONS", tuple((options | changed).items()))
+    monkeypatch.setattr(router.api.grpc.listener, "_OPTIONS", tuple((options | changed).items()))
+    monkeypatch.setattr(router.api.grpc.listener, "MAX_SERVERS", 1)
     async with running_router(prefill=0) as running:
         yield running
 

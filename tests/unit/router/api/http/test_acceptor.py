@@ -18,7 +18,7 @@ from support.certificates import Certificates
 import router.api.http.connections.acceptor
 from kvrelay.errors import ConfigError
 from router.api.http.connections.acceptor import Acceptor
-from router.api.listeners import http_listener
+from router.api.http.server import http_listener
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -24,7 +24,7 @@ import router.api.http.connections.acceptor
 import router.api.http.connections.connection
 import router.api.http.connections.read_turns
 import router.api.http.json_parser
-import router.api.listeners
+import router.api.http.server
 import router.frontend.tokenization
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import ANONYMOUS
@@ -241,7 +241,7 @@ async def test_connections_that_come_at_one_moment_let_others_run(
             rounds.append(turn)
             super().connection_made(transport)
 
-    monkeypatch.setattr(router.api.listeners, "BoundedProtocol", Counted)
+    monkeypatch.setattr(router.api.http.server, "BoundedProtocol", Counted)
     turn, most = 0, 0
     connecting = [asyncio.create_task(connect(cluster)) for _ in range(100)]
     while len(rounds) < 100:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.listeners import http_server
+from router.api.http.server import http_server
 
 
 async def test_a_request_that_the_end_of_the_server_cuts_off_leaves_no_traceback(

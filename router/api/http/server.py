@@ -1,4 +1,4 @@
-"""The sockets that a router listens on."""
+"""The router's HTTP server and its socket."""
 
 from __future__ import annotations
 
@@ -8,102 +8,19 @@ import logging
 import socket
 from collections.abc import Iterator
 
-import grpc
 import uvicorn
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from starlette.applications import Starlette
 
 from kvrelay.errors import ConfigError
 from kvrelay.security.credentials import Credentials
-from kvrelay.security.grpc_tls import listen
-from kvrelay.security.guard import RoleGuard
 from kvrelay.security.https import ssl_context
-from router.api.grpc.auth import GrpcAccess
-from router.api.grpc.health import HealthService
-from router.api.grpc.messages import GrpcMessages
 from router.api.http.connections.acceptor import BACKLOG, Acceptor
-from router.api.http.connections.connection import MAX_HEAD_BYTES, BoundedProtocol
+from router.api.http.connections.connection import BoundedProtocol
 from router.api.http.connections.read_turns import ReadTurns
-from router.process import open_files
 from router.runtime.stream_reader import SLOW_READER_S
 
-# Request size limit. It is several times a full context as text.
-MAX_MESSAGE_BYTES = 4 * 2**20
 # Kernel receive buffer of an HTTP connection.
 RECEIVE_BYTES = 64 * 2**10
-# Connections of one gRPC listener, calls of each, and calls that the event loop has not taken yet.
-MAX_CONNECTIONS = 1024
-MAX_STREAMS = 1024
-MAX_PENDING = 8192
-_CONNECTIONS = "grpc.max_allowed_incoming_connections"
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # gRPC would receive megabytes of each call before anything reads its message. Without this,
-    # hundreds of connections filled gigabytes, also without a valid token.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", RECEIVE_BYTES),
-    # By default, gRPC cancels calls at random while more than 1000 are pending, not only those of
-    # whoever sends a flood.
-    ("grpc.server.max_pending_requests", MAX_PENDING),
-    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
-    # A port that is in use is an error.
-    ("grpc.so_reuseport", 0),
-    # Keepalive detects a client that vanished, and ends its requests.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Timeout of the pings that measure bandwidth. gRPC's default is one minute.
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    # gRPC closes a connection that pings more often than every 5 s, after 2 strikes.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.keepalive_permit_without_calls", 1),
-    (_CONNECTIONS, MAX_CONNECTIONS),
-    # Of one connection. Most calls of a flood wait at their client, not before the calls of others.
-    ("grpc.max_concurrent_streams", MAX_STREAMS),
-    ("grpc.max_metadata_size", MAX_HEAD_BYTES),
-    # gRPC rejects at random between the soft and the hard limit, so both are equal.
-    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
-    # Covers the TLS handshake and the first HTTP/2 settings.
-    ("grpc.server_handshake_timeout_ms", 20_000),
-    # Applies to connections without a call. Clients reconnect by themselves.
-    ("grpc.max_connection_idle_ms", 15 * 60_000),
-)
-
-
-def grpc_server(
-    address: str,
-    option: str,
-    services: tuple[str, ...],
-    healthy: HealthService,
-    access: GrpcAccess,
-    messages: GrpcMessages,
-    credentials: Credentials | None = None,
-) -> tuple[grpc.aio.Server, str]:
-    """Returns a server with health and reflection that is not started yet, and its HOST:PORT.
-
-    `option` names the setting of `address` in errors. Raises ConfigError if the address is not
-    available. If clients must show certificates, their certificates' roles apply. A certificate
-    without a role has the role client, because the CA for clients signed it.
-    """
-    interceptors: list[grpc.aio.ServerInterceptor] = [access]
-    if credentials is not None and credentials.files.ca is not None:
-        interceptors.append(RoleGuard(without_role="client"))
-    options = dict(_OPTIONS)
-    options[_CONNECTIONS] = min(options[_CONNECTIONS], open_files() // 8)
-    server = grpc.aio.server(interceptors=[*interceptors, messages], options=tuple(options.items()))
-    try:
-        port = listen(server, address, credentials)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{option}: cannot listen on {address}: {error}; end the process that listens "
-            "there, or choose another port"
-        ) from error
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection(
-        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
-    return server, f"{address.rpartition(':')[0]}:{port}"
 
 
 def _no_cancellation(record: logging.LogRecord) -> bool:

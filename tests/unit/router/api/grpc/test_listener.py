@@ -1,0 +1,100 @@
+"""A gRPC port that several servers share: who waits for whom, and who gets the port."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+
+import grpc
+import pytest
+from http2_peer import Http2Peer
+from support.router_harness import running_router
+
+import router.api.grpc.listener
+from kvrelay.errors import ConfigError
+from kvrelay.wire.inference import SERVICE_NAME, InferenceServiceStub, pb
+from router.api.grpc.listener import MAX_STREAMS
+from router.api.grpc.service import InferenceService
+
+LIST = f"/{SERVICE_NAME}/ListModels"
+ATTACKERS, VICTIMS = 4, 16
+
+
+async def connected(address: str) -> tuple[Http2Peer, socket.socket]:
+    """A peer that has read everything that the server has sent, and its socket."""
+    peer = await Http2Peer.connect(address)
+    peer.ping()
+    await peer.credits(until_pong=True)
+    return peer, peer.socket
+
+
+def begin(peers: list[tuple[Http2Peer, socket.socket]], calls: int) -> None:
+    """Begins calls, and blocks the event loop until gRPC has received them."""
+    for peer, _ in peers:
+        for _ in range(calls):
+            peer.call(LIST)
+        peer.ping()
+    for _, one in peers:
+        assert select.select([one], [], [], 60)[0]
+
+
+async def test_calls_of_one_connection_do_not_wait_for_all_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel draws a server for each connection. A victim has that of an attacker with a
+    probability of 1 in 16.
+    """
+    served: list[int] = []
+    all_served = asyncio.Event()
+    list_models = InferenceService.ListModels
+
+    async def noted(
+        self: InferenceService, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        served.append(int(context.peer().rpartition(":")[2]))
+        if len(served) == ATTACKERS * MAX_STREAMS + VICTIMS:
+            all_served.set()
+        return await list_models(self, request, context)
+
+    monkeypatch.setattr(InferenceService, "ListModels", noted)
+    async with running_router(prefill=0) as cluster, asyncio.timeout(60):
+        attackers = [await connected(cluster.grpc) for _ in range(ATTACKERS)]
+        victims = [await connected(cluster.grpc) for _ in range(VICTIMS)]
+        begin(attackers, MAX_STREAMS)
+        begin(victims, 1)
+        await all_served.wait()
+        ports = {one.getsockname()[1] for _, one in victims}
+        places = [place for place, port in enumerate(served) if port in ports]
+        half_way = ATTACKERS * MAX_STREAMS // 2
+        assert sum(place < half_way for place in places) >= VICTIMS // 2, places
+        for peer, _ in (*attackers, *victims):
+            peer.close()
+
+
+async def test_a_client_may_begin_any_number_of_calls_on_one_connection() -> None:
+    """Those beyond the limit wait at the client."""
+    async with (
+        running_router(prefill=0) as cluster,
+        asyncio.timeout(120),
+        grpc.aio.insecure_channel(cluster.grpc) as channel,
+    ):
+        stub = InferenceServiceStub(channel)
+
+        async def calls() -> None:
+            for _ in range(3):
+                await stub.ListModels(pb.ListModelsRequest())
+
+        await asyncio.gather(*(calls() for _ in range(3 * MAX_STREAMS)))
+
+
+async def test_two_routers_do_not_share_a_port() -> None:
+    """As the servers of one router do."""
+    async with running_router(prefill=0) as cluster:
+        with pytest.raises(ConfigError, match=f"listen.grpc: cannot listen on {cluster.grpc}: "):
+            router.api.grpc.listener.GrpcListener(
+                cluster.grpc,
+                "listen.grpc",
+                (),
+                *[None] * 3,  # type: ignore[arg-type]
+            )
