@@ -32,7 +32,7 @@ _HINTS = (
     ),
     (
         Code.UNAVAILABLE,
-        "Socket closed",
+        "cannot connect: Socket closed",
         "the server may want TLS: give its CA (--tls-ca FILE, or tls=)",
     ),
     (

@@ -31,6 +31,9 @@ class RetryPolicy:
 
     # Consecutive calls without a new token. Unless it is 1, each target gets at least one.
     max_attempts: int = 5
+    # The same for an answer of which there are tokens already, unless max_attempts is 1. It covers
+    # the restart of a router.
+    max_resumes: int = 12
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
 
@@ -54,6 +57,8 @@ class Retry:
         self._draw = draw
         # Consecutive failures since the last progress.
         self._failures = 0
+        # Whether a call has brought something.
+        self._begun = False
         # The last of these that came from a server.
         self._answer: KvRelayError | None = None
         self.calls = 0
@@ -73,6 +78,7 @@ class Retry:
 
     def progress(self) -> None:
         """Resets the count of failures, because the call brought something new."""
+        self._begun = True
         self._failures = 0
         self._answer = None
 
@@ -88,7 +94,7 @@ class Retry:
             self._answer = error
         most = self._policy.max_attempts
         if most > 1:
-            most = max(most, self._num_targets)
+            most = max(most, self._num_targets, self._policy.max_resumes if self._begun else 0)
         if self._failures >= most or not self._passing(error):
             raise self._answer or error
         self.target = (self.target + 1) % self._num_targets

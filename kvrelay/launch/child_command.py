@@ -79,7 +79,12 @@ class ChildCommand:
                 "in the log"
             )
         return Unavailable(
-            reason or f"the {self.name} ended with exit code {code}; the log has the cause"
+            reason
+            or (
+                f"the {self.name} was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"the {self.name} ended with exit code {code}; the log has the cause"
+            )
         )
 
     def _reason(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kvrelay.config.listen import ListenConfig
 from kvrelay.errors import KvRelayError
 
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
@@ -20,6 +21,13 @@ class Endpoints:
 
     def __str__(self) -> str:
         return f"kvrelay ready grpc={self.grpc} http={self.http} admin={self.admin}"
+
+    def fixed_in(self, listen: ListenConfig) -> ListenConfig:
+        """Returns `listen` with the router's addresses, also where it let the kernel choose a
+        port.
+        """
+        addresses = {"grpc": self.grpc, "http": self.http.partition("://")[2], "admin": self.admin}
+        return listen.model_copy(update=addresses)
 
     @classmethod
     def parse(cls, line: str) -> Endpoints:

@@ -22,7 +22,7 @@ from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.launch.checks.preflight import check_machine
 from kvrelay.launch.checks.redis_claim import claim_redis, connected, pending_workers
 from kvrelay.launch.child_command import ChildCommand
-from kvrelay.launch.controller_supervisor import ControllerSupervisor
+from kvrelay.launch.child_supervisor import ChildSupervisor
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.launch.model_download import ModelDownload
 from kvrelay.models import is_on_hub, resolve_model
@@ -36,7 +36,9 @@ _START_TIMEOUT_S = 300.0
 _NODES_TIMEOUT_S = 900.0
 # For workers on vLLM, which may compile for minutes.
 _VLLM_TIMEOUT_S = 1800.0
+# For a router to drain, and for a controller, which drains its workers.
 _DRAIN_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 45.0
 # Most log lines that an error quotes.
 _LAST_WORDS = 20
 
@@ -67,9 +69,9 @@ class LocalCluster:
         self._log_file: IO[bytes] | None = None
         self._exits = AsyncExitStack()
         self._folder = Path()
-        self._routers: list[ChildCommand] = []
+        self._routers: list[ChildSupervisor] = []
         self._numbers = itertools.count()
-        self._controller = ControllerSupervisor(self._start_controller)
+        self._controller = ChildSupervisor("controller", self._start_controller, _STOP_TIMEOUT_S)
         # The download of a hub model, from its start.
         self.download: ModelDownload | None = None
 
@@ -147,6 +149,11 @@ class LocalCluster:
         """How often the controller has ended unexpectedly and was started again."""
         return self._controller.deaths
 
+    @property
+    def router_deaths(self) -> int:
+        """How often a router has ended unexpectedly and was started again."""
+        return sum(one.deaths for one in self._routers)
+
     async def worker_states(self) -> dict[str, str] | None:
         """Returns the state of each worker, as it has told Redis. None while Redis does not
         answer, and before it runs.
@@ -179,13 +186,22 @@ class LocalCluster:
                 yield registry
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
-        """Starts another router for the same workers. Returns its endpoints once it serves.
-        `config` must derive from `self.config`.
+        """Starts another router for the same workers. Returns its endpoints once it serves. From
+        then on it is restarted at the same endpoints when it ends by itself. `config` must derive
+        from `self.config`.
         """
-        router = await self._start_child("router", config)
+
+        async def start() -> ChildCommand:
+            return await self._start_child("router", config)
+
+        router = ChildSupervisor("router", start, _DRAIN_TIMEOUT_S)
         self._routers.append(router)
-        self._exits.push_async_callback(router.stop, _DRAIN_TIMEOUT_S)
-        return await self._ready(router)
+        self._exits.push_async_callback(router.stop)
+        await router.start()
+        endpoints = await self._ready(router.child)
+        config = config.model_copy(update={"listen": endpoints.fixed_in(config.listen)})
+        router.supervise()
+        return endpoints
 
     async def wait(self) -> None:
         """Waits until a component has ended for good. Raises the corresponding error."""

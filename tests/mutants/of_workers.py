@@ -24,12 +24,10 @@ MUTANTS = (
     ),
     Mutant(
         "a controller is started again once the machine can start processes",
-        "kvrelay/launch/controller_supervisor.py",
+        "kvrelay/launch/child_supervisor.py",
         "except OSError as error:",
         "except ZeroDivisionError as error:",
-        (
-            "unit/launch/test_controller_supervisor.py::test_it_backs_off_until_a_process_can_be_started",
-        ),
+        ("unit/launch/test_child_supervisor.py::test_it_backs_off_until_a_process_can_be_started",),
     ),
     Mutant(
         "an error that each start repeats ends the cluster",
@@ -611,5 +609,22 @@ MUTANTS = (
         "if runs and ticks == before else 0",
         "if True else 0",
         ("unit/worker/test_cores.py::test_a_thread_that_runs_or_sleeps_keeps_its_cores",),
+    ),
+    Mutant(
+        "a router is started again at the same ports",
+        "kvrelay/launch/local_cluster.py",
+        'config = config.model_copy(update={"listen": endpoints.fixed_in(config.listen)})',
+        "pass",
+        (
+            "cluster/shared/test_two_routers.py::"
+            "test_a_router_that_is_killed_starts_again_and_its_streams_go_on",
+        ),
+    ),
+    Mutant(
+        "an answer that has begun is worth more attempts",
+        "kvrelay/client/retry.py",
+        "self._policy.max_resumes if self._begun else 0",
+        "0",
+        ("unit/client/test_retry.py::test_an_answer_that_has_begun_is_worth_more_attempts",),
     ),
 )

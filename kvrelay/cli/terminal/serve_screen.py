@@ -57,6 +57,7 @@ _DEMO_NOTE = "It is tiny: it tells stories, adds small numbers and calls a few f
 _CONTROLLER_GONE = (
     "the controller has ended, and the workers with it; they start again, and streams go on then"
 )
+_ROUTER_GONE = "the router has ended, and its streams with it; it starts again"
 # In double quotes a shell takes these characters as they are, and drops a backslash with the end of
 # its line.
 _PROMPT = (
@@ -113,10 +114,10 @@ async def show_progress(cluster: LocalCluster, status: Status) -> None:
 
 
 async def report_changes(cluster: LocalCluster, console: Console) -> None:
-    """Prints a line when a worker has ended or begins to serve, and when the controller has ended,
-    until cancelled. The log has the reasons.
+    """Prints a line when a worker has ended or begins to serve, and when the controller or the
+    router has ended, until cancelled. The log has the reasons.
     """
-    news, deaths = WorkerNews(await cluster.worker_states() or {}), 0
+    news, deaths, router_deaths = WorkerNews(await cluster.worker_states() or {}), 0, 0
     while True:
         await asyncio.sleep(_WATCH_S)
         states = await cluster.worker_states()
@@ -125,6 +126,9 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
             deaths = cluster.controller_deaths
             lines.append(_CONTROLLER_GONE)
             news.forget_served()
+        if cluster.router_deaths > router_deaths:
+            router_deaths = cluster.router_deaths
+            lines.append(_ROUTER_GONE)
         if states is not None:
             ended = {} if news.is_complete(states) else await cluster.ended_workers()
             lines += news.lines(states, ended)

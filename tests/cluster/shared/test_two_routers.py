@@ -1,6 +1,6 @@
 """Routers side by side on one Redis. An answer outlives its router: the client goes on at another
-one, from the same token; and two that know nothing of each other's requests give no worker more
-than it has room for.
+one, or at the same one once it is started again, from the same token; and two that know nothing of
+each other's requests give no worker more than it has room for.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import httpx
 import pytest
 from faults.fleet import Fleet, running_fleet
 from faults.history import WorkerSample
@@ -48,6 +49,28 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
         assert answer.calls == 2
         assert answer.token_ids == expected.token_ids
         assert answer.text == expected.text
+    await cluster.settled()
+
+
+async def test_a_router_that_is_killed_starts_again_and_its_streams_go_on(
+    cluster: RunningCluster,
+) -> None:
+    """At the same ports, though the kernel chose them at the first start."""
+    (router, *_) = cluster.local._routers
+    killed = router.child
+    async with AsyncClient(cluster.local.endpoints.grpc) as client:
+        whole = await client.generate(token_ids=PROMPT, max_tokens=TOKENS, ignore_eos=True, seed=1)
+        stream = client.generate(token_ids=PROMPT, max_tokens=TOKENS, ignore_eos=True, seed=1)
+        seen = len((await anext(stream)).token_ids)
+        killed.process.kill()
+        relayed = await stream.result()
+    assert 0 < seen < TOKENS
+    assert relayed.calls > 1
+    assert relayed.token_ids == whole.token_ids
+    assert router.child is not killed
+    assert (await killed.end()).message == "the router was ended by SIGKILL"
+    async with httpx.AsyncClient(timeout=60) as http:
+        assert (await http.get(f"{cluster.local.endpoints.http}/health")).status_code == 200
     await cluster.settled()
 
 

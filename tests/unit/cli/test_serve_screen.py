@@ -159,6 +159,7 @@ class Watched:
     """A cluster with these states of its workers, poll by poll; then `report_changes` ends."""
 
     controller_deaths = 0
+    router_deaths = 0
 
     def __init__(self, *states: dict[str, str] | None) -> None:
         self.states = list(states)
@@ -183,4 +184,16 @@ async def test_the_loss_of_all_workers_is_told(monkeypatch: pytest.MonkeyPatch) 
         "decode-0 has died: its process ended; the log has more",
         "a new worker starts; no worker serves, so requests wait",
         "decode-1 serves",
+    ]
+
+
+async def test_the_end_of_a_router_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_screen, "_WATCH_S", 0)
+    file = io.StringIO()
+    cluster = Watched(*[{"decode-0": "ready"}] * 3)
+    cluster.router_deaths = 1
+    with pytest.raises(EOFError):
+        await report_changes(cast(LocalCluster, cluster), Console(file=file, width=80))
+    assert [line[10:] for line in file.getvalue().splitlines()] == [
+        "the router has ended, and its streams with it; it starts again"
     ]

@@ -53,8 +53,23 @@ def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
         retry.failed(Unavailable("the third"), 0.0)
 
 
+@given(max_attempts=st.integers(1, 20), max_resumes=st.integers(1, 20), lost=st.integers(0, 3))
+def test_an_answer_that_has_begun_is_worth_more_attempts(
+    max_attempts: int, max_resumes: int, lost: int
+) -> None:
+    retry = make(max_attempts=max_attempts, max_resumes=max_resumes)
+    for _ in range(min(lost, max_attempts - 1)):
+        retry.failed(DOWN, 0.0)
+    retry.progress()
+    attempts = max(max_attempts, max_resumes) if max_attempts > 1 else 1
+    for _ in range(attempts - 1):
+        retry.failed(DOWN, 0.0)
+    with pytest.raises(Unavailable):
+        retry.failed(DOWN, 0.0)
+
+
 def test_progress_starts_the_count_again() -> None:
-    retry = make(max_attempts=2)
+    retry = make(max_attempts=2, max_resumes=1)
     for _ in range(5):
         retry.failed(DOWN, 0.0)
         retry.progress()

@@ -1,4 +1,4 @@
-"""The supervision of the controller: a machine that cannot start a process now may do so later."""
+"""The supervision of a child process: a machine that cannot start a process now may do so later."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import os
 import pytest
 from structlog.testing import capture_logs
 
-from kvrelay.launch import controller_supervisor
+from kvrelay.launch import child_supervisor
 from kvrelay.launch.child_command import ChildCommand
-from kvrelay.launch.controller_supervisor import ControllerSupervisor
+from kvrelay.launch.child_supervisor import ChildSupervisor
 
 FAILURES = [
     BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
@@ -24,8 +24,8 @@ FAILURES = [
 async def test_it_backs_off_until_a_process_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_supervisor, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(controller_supervisor, "MAX_DELAY_S", 0.04)
+    monkeypatch.setattr(child_supervisor, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(child_supervisor, "MAX_DELAY_S", 0.04)
     failures, restarted = list(FAILURES), asyncio.Event()
 
     async def start() -> ChildCommand:
@@ -36,7 +36,7 @@ async def test_it_backs_off_until_a_process_can_be_started(
             restarted.set()
         return ChildCommand("controller", process)
 
-    controller = ControllerSupervisor(start)
+    controller = ChildSupervisor("controller", start, 45.0)
     await controller.start()
     first = controller.child
     controller.supervise()

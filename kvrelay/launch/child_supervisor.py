@@ -1,4 +1,4 @@
-"""Keeps a cluster's controller running."""
+"""Keeps a process of a cluster running."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from kvrelay.process.telemetry import get_logger
 
 # Within the window that `Deaths` keeps. One more death ends the cluster.
 _MOST_DEATHS = 5
-# For a controller, which drains its workers.
-_STOP_TIMEOUT_S = 45.0
 
 log = get_logger("cluster")
 
 
-class ControllerSupervisor:
-    """Restarts the controller when it ends by itself.
+class ChildSupervisor:
+    """Restarts the controller or a router when it ends by itself.
 
     The workers end with the controller. Until there are new workers, requests wait at the router.
-    Streams then continue where they stopped.
+    Streams then continue where they stopped. Streams end with their router; clients resume them at
+    the next one.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[ChildCommand]]) -> None:
+    def __init__(
+        self, name: str, start: Callable[[], Awaitable[ChildCommand]], stop_timeout_s: float
+    ) -> None:
+        """
+        - name: of the process, in the log.
+        - stop_timeout_s: for the process to end when it is asked to.
+        """
+        self._name = name
         self._start = start
+        self._stop_timeout_s = stop_timeout_s
         self._child: ChildCommand | None = None
         # Unexpected ends so far.
         self.deaths = 0
@@ -36,16 +43,16 @@ class ControllerSupervisor:
 
     @property
     def child(self) -> ChildCommand:
-        """The controller's current process."""
+        """The current process."""
         assert self._child is not None, "not started"
         return self._child
 
     async def start(self) -> None:
-        """Starts the first controller, without restarts until `supervise`."""
+        """Starts the first process, without restarts until `supervise`."""
         self._child = await self._start()
 
     def supervise(self) -> None:
-        """Restarts the controller from now on."""
+        """Restarts the process from now on."""
         self._supervising = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> KvRelayError:
@@ -56,12 +63,12 @@ class ControllerSupervisor:
             if isinstance(error, ConfigError) or len(deaths.times) > _MOST_DEATHS:
                 return error
             self.deaths += 1
-            log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
+            log.error(f"{self._name}_restarting", reason=error.message, deaths=len(deaths.times))
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._child = await self._restart()
 
     async def _restart(self) -> ChildCommand:
-        """Starts a controller. Tries again for as long as the machine cannot start a process, for
+        """Starts a process. Tries again for as long as the machine cannot start a process, for
         example for want of memory or process ids.
         """
         delay_s = FIRST_DELAY_S
@@ -69,7 +76,7 @@ class ControllerSupervisor:
             try:
                 return await self._start()
             except OSError as error:
-                log.error("controller_start_failed", reason=str(error), wait_s=delay_s)
+                log.error(f"{self._name}_start_failed", reason=str(error), wait_s=delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 
@@ -79,15 +86,20 @@ class ControllerSupervisor:
         return await asyncio.shield(self._supervising)
 
     async def stop(self) -> None:
-        """Ends the supervision and the controller, which drains its workers."""
+        """Ends the supervision and the process, which drains."""
         if self._supervising is not None:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
         if self._child is not None:
-            await self._child.stop(_STOP_TIMEOUT_S)
+            await self._child.stop(self._stop_timeout_s)
+
+    def halt(self) -> None:
+        """Asks the process, which `stop` has asked before, to end at once."""
+        if self._child is not None:
+            self._child.halt()
 
     def kill(self) -> None:
-        """Kills the controller and everything it has started, for good."""
+        """Kills the process and everything it has started, for good."""
         if self._supervising is not None:
             self._supervising.cancel()
         if self._child is not None:
