@@ -102,20 +102,19 @@ class Timeline:
         attempts: tuple[Attempt, ...],
     ) -> Ledger:
         """Returns the ledger. `emitted` is the time at which the client's stream received the first
-        token.
+        token. TTFT ends there, and the times to the second and the last token begin there.
         """
         first = self._first
         to_first = len(self._marks) if first is None else self._marks_to_first
         phases = self._between(0, to_first)
         if emitted is not None:
             phases["emit"] = emitted - self._end_of(to_first)
+        begun = None if first is None else max(first, emitted or first)
         return Ledger(
             phases=tuple(phases.items()),
             ttft_seconds=sum(phases.values()) if emitted is not None else 0.0,
-            second_token_gap_seconds=0.0
-            if first is None or self._second is None
-            else self._second - first,
-            decode_seconds=0.0 if first is None or self._last is None else self._last - first,
+            second_token_gap_seconds=_between(begun, self._second),
+            decode_seconds=_between(begun, self._last),
             e2e_seconds=max(ended, emitted or ended) - self._arrival,
             handoff=handoff,
             attempts=self._with_phases(attempts) if len(attempts) > 1 else attempts,
@@ -141,3 +140,8 @@ class Timeline:
     def _end_of(self, count: int) -> float:
         """Returns the time of the last of the first `count` marks, or the arrival."""
         return self._marks[count - 1][1] if count else self._arrival
+
+
+def _between(start: float | None, end: float | None) -> float:
+    """Returns the seconds from `start` to `end`; 0 if either is missing or `end` is earlier."""
+    return 0.0 if start is None or end is None else max(0.0, end - start)

@@ -458,8 +458,8 @@ def test_phases_follow_each_other_and_add_up() -> None:
     }  # fmt: skip
     assert ledger.ttft_seconds == 3.125
     assert (ledger.second_token_gap_seconds, ledger.decode_seconds, ledger.e2e_seconds) == (
-        1.0,
-        3.0,
+        0.875,
+        2.875,
         6.5,
     )
     assert (ledger.handoff, life.cached_tokens) == (HANDOFF, 2)
