@@ -38,10 +38,8 @@ _SAMPLING = (
 
 # Fields that kvrelay does not support, with the values that have no effect.
 _ONLY: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("prompt_logprobs", "guided_grammar"), ()),
-    **dict.fromkeys(("guided_json", "guided_regex", "allowed_token_ids"), ()),
-    **dict.fromkeys(("truncate_prompt_tokens",), ()),
-    **dict.fromkeys(("guided_choice", "bad_words", "documents", "functions"), ([],)),
+    **dict.fromkeys(("prompt_logprobs", "allowed_token_ids", "truncate_prompt_tokens"), ()),
+    **dict.fromkeys(("bad_words", "documents", "functions"), ([],)),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),
     **dict.fromkeys(("echo", "continue_final_message", "include_stop_str_in_output"), (False,)),
     **dict.fromkeys(("return_tokens_as_token_ids", "use_beam_search"), (False,)),
@@ -51,12 +49,23 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "modalities": (["text"],),
 }
+# Fields of earlier versions of vLLM, and of SGLang, and those that replace them.
+_REPLACED = {
+    **{
+        f"guided_{one}": f"structured_outputs.{one}"
+        for one in ("json", "regex", "choice", "grammar")
+    },
+    **{"regex": "structured_outputs.regex", "ebnf": "structured_outputs.grammar"},
+    "json_schema": "response_format, or structured_outputs.json",
+}
 # Fields that do not affect the tokens.
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
     *("prompt_cache_key", "prompt_cache_retention"),
 }
-_OTHERS = OtherFields(frozenset(IGNORED), _ONLY)
+_OTHERS = OtherFields(
+    frozenset(IGNORED), _ONLY, {old: f"use {new}" for old, new in _REPLACED.items()}
+)
 
 
 def parse_completion(body: Json, request_id: str = "") -> Completion:

@@ -222,6 +222,8 @@ def test_fields_that_are_refused(name: str, value: object, kind: type[KvRelayErr
         ("stop", ["x"] * 20, "stop is a list of 20; it must have at most 16 items"),
         ("prompt", [1, "a"], "prompt[1] is 'a'; it must be an integer"),
         ("prompt", [[1], []], "prompt[1] is a list of 0; it must have at least 1 item"),
+        ("guided_choice", ["a"], "guided_choice is not supported; use structured_outputs.choice"),
+        ("regex", "a+", "regex is not supported; use structured_outputs.regex"),
         (
             "stream_options",
             {"include_usage": 3},
