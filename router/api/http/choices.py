@@ -171,7 +171,7 @@ class Choices:
         written = LogprobsText()
         if response.prompt_logprobs is not None:
             await self._add_prompt(written, index, response.prompt_logprobs)
-        await self._read(response.token_ids, response.logprobs)
+        self._read(response.token_ids, response.logprobs)
         if self.completion.chat:
             written.add(chat_logprobs(response.token_ids, self._texts, response.logprobs))
             return written
@@ -195,15 +195,17 @@ class Choices:
         for start in range(0, len(token_ids), _SCORED_AT_ONCE):
             part = token_ids[start : start + _SCORED_AT_ONCE]
             own = list(islice(scores, len(part)))
-            await self._read(part, [one for one in own if one is not None])
+            self._read(part, [one for one in own if one is not None])
             written.add(completion_logprobs(part, self._texts, own, list(map(places.push, part))))
             await asyncio.sleep(0)
 
-    async def _read(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        """Decodes the tokens that have not been decoded before, each by itself."""
+    def _read(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Decodes the tokens that have not been decoded before, each by itself. Special tokens have
+        their names, so that they can be told apart.
+        """
         wanted = {*token_ids, *(token_id for one in logprobs for token_id, _ in one.top)}
         for token_id in wanted - self._texts.keys():
-            self._texts[token_id] = await self._frontend.text.decode([token_id])
+            self._texts[token_id] = self._frontend.text.with_special_tokens([token_id])
 
 
 def _cut(request: GenerateRequest, room: int) -> GenerateRequest:

@@ -491,7 +491,8 @@ async def test_echo_with_logprobs_scores_the_prompt_too(
         assert scores["token_logprobs"][len(prompt) :] == [-0.5] * 3
         for top, own in zip(scores["top_logprobs"][1 : len(prompt)], later, strict=True):
             assert max(top.values(), default=own) == own
-        for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
+        assert scores["tokens"][0] == "<s>", "a special token has its name, and no text"
+        for token, offset in zip(scores["tokens"][1:], scores["text_offset"][1:], strict=True):
             assert "\ufffd" in token or choice["text"][offset:].startswith(token)
     for n, prompt_text in ((1, prompts[1]), (1, PROMPT)):
         one = body(prompt_text, echo=True, logprobs=count, n=n, max_tokens=3)
