@@ -120,18 +120,20 @@ async def run_router(
         for transport in {one.config.transfer.transport for one in loaded if _bypasses_tls(one)}:
             log.warning("kv_transfer_not_encrypted", transport=transport)
     tokens_file = config.security.tokens_file
+    access = Access(None if tokens_file is None else Path(tokens_file))
+    certificates = [one for one in (credentials, endpoints) if one is not None]
     context = RouterContext(
         router_id=f"router-{uuid.uuid4().hex[:8]}",
         clock=clock,
-        access=Access(None if tokens_file is None else Path(tokens_file)),
+        access=access,
         limits=Limits(),
         slices=LoopSlices(),
         credentials=credentials,
-        certificates=tuple(one for one in (credentials, endpoints) if one is not None),
+        troubles=(*(one.trouble for one in certificates), access.trouble),
     )
     catalogue = Catalogue(context, loaded)
     first = next(iter(catalogue))
-    access, limits, slices = context.access, context.limits, context.slices
+    limits, slices = context.limits, context.slices
     stalls = LoopStalls("router")
     first.metrics.registry.register(LoopStallCollector(first.name, "router", stalls.counts))
     waiting_room = WaitingRoom(clock)

@@ -44,8 +44,8 @@ class RouterContext:
     slices: LoopSlices
     # For connections to workers.
     credentials: Credentials | None
-    # Whose end is announced.
-    certificates: tuple[Credentials, ...]
+    # What an operator should mend, such as a certificate that ends. See Heartbeat.
+    troubles: tuple[Callable[[], str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class ServedModel:
             self.metrics,
             loaded.registry,
             clock,
-            context.certificates,
+            context.troubles,
         )
         self.view = ClusterView(self.driver, loaded.registry, self._heartbeat, self.name, config)
         self.adapters = AdapterOperations(

@@ -36,6 +36,7 @@ class Access:
         # threads busy.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens file")
         self.failed_loads = 0
+        self._trouble = ""
         # Number of callers without a known token.
         self.refusals = 0
 
@@ -48,6 +49,10 @@ class Access:
     def names(self) -> frozenset[str]:
         """Names of all tenants."""
         return frozenset(tenant.name for tenant in self._tenants.values())
+
+    def trouble(self) -> str:
+        """Returns why the file as it is now cannot be used; empty if it is used."""
+        return self._trouble
 
     def admit(self, authorization: Sequence[str], roles: frozenset[Role]) -> Tenant:
         """Returns the tenant of `Bearer TOKEN`. `authorization` holds all authorization headers;
@@ -90,8 +95,10 @@ class Access:
             self._tenants = await loop.run_in_executor(self._thread, load_tokens, self._path)
         except ConfigError as error:
             self.failed_loads += 1
+            self._trouble = f"{error.message}; the tokens read before it stay in force"
             log.error("tokens_file_rejected", reason=error.message)
             return False
+        self._trouble = ""
         log.info("tokens_file_loaded", tenants=len(self.names), tokens=len(self._tenants))
         return True
 

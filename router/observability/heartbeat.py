@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import VERSION
-from kvrelay.security.credentials import Credentials
 from kvrelay.types.control_plane import RouterLoad
 from router.observability.metrics import Metrics
 from router.runtime.driver import Driver
@@ -39,14 +38,15 @@ class Heartbeat:
         metrics: Metrics,
         registry: RouterRegistry,
         clock: Clock,
-        certificates: Sequence[Credentials] = (),
+        troubles: Sequence[Callable[[], str]] = (),
     ) -> None:
         self._router_id = router_id
         self._driver = driver
         self._metrics = metrics
         self._registry = registry
         self._clock = clock
-        self._certificates = certificates
+        # Each returns what an operator should mend, or an empty text.
+        self._troubles = troubles
         # Reason why the last heartbeat failed; empty if it succeeded.
         self.trouble = ""
 
@@ -72,7 +72,7 @@ class Heartbeat:
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
             certificate_note="; ".join(
-                dict.fromkeys(note for one in self._certificates if (note := one.trouble()))
+                dict.fromkeys(note for one in self._troubles if (note := one()))
             ),
             protocol=VERSION,
             begun=dispatcher.recent.begun,

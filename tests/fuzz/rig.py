@@ -75,7 +75,7 @@ class Rig:
             Limits(),
             LoopSlices(),
             credentials=None,
-            certificates=(),
+            troubles=(),
         )
         loaded = LoadedModel(config, self.registry, self.card, self.text)
         self.catalogue = Catalogue(context, [loaded])

@@ -28,6 +28,8 @@ import kvrelay
 import router.frontend.access
 import router.main
 from kvrelay.client.admin import AdminClient
+from kvrelay.wire.cluster import ClusterServiceStub
+from kvrelay.wire.cluster import pb as cluster_pb2
 
 OPEN_PATHS = {"/health", "/"}  # and the files of the page
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -327,6 +329,16 @@ async def status_of(http: httpx.AsyncClient, token: str) -> int:
     return (await http.get("/v1/models", headers=bearer(token))).status_code
 
 
+async def trouble(cluster: Cluster) -> str:
+    """What the router tells operators to mend."""
+    async with grpc.aio.insecure_channel(cluster.router.admin) as channel:
+        as_admin = (("authorization", f"Bearer {cluster.admin}"),)
+        status = await ClusterServiceStub(channel).GetStatus(
+            cluster_pb2.GetStatusRequest(), metadata=as_admin
+        )
+    return str(status.router.certificate_note)
+
+
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(cluster: Cluster) -> None:
     async with httpx.AsyncClient(base_url=cluster.router.http, timeout=60) as http:
         assert await status_of(http, cluster.client) == 200
@@ -341,6 +353,7 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(cluster: 
                 while not any(line["log_level"] == "error" for line in logs):
                     await asyncio.sleep(0.01)
             assert await status_of(http, new) == 200
+            assert f"{cluster.tokens.path}:1: " in await trouble(cluster)
             cluster.tokens.path.unlink()
             async with asyncio.timeout(60):
                 while sum(line["log_level"] == "error" for line in logs) < 2:
@@ -360,6 +373,7 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(cluster: 
         async with asyncio.timeout(60):
             while await status_of(http, new) != 401:
                 await asyncio.sleep(0.01)
+        assert await trouble(cluster) == ""
 
 
 async def test_nobody_goes_before_all_others_unasked(cluster: Cluster) -> None:

@@ -55,7 +55,8 @@ _REPLACED = {
         f"guided_{one}": f"structured_outputs.{one}"
         for one in ("json", "regex", "choice", "grammar")
     },
-    **{"regex": "structured_outputs.regex", "ebnf": "structured_outputs.grammar"},
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar",
     "json_schema": "response_format, or structured_outputs.json",
 }
 # Fields that do not affect the tokens.
