@@ -35,5 +35,10 @@ class Launcher(Protocol):
     def alive(self) -> Mapping[str, Role]:
         """Returns the workers whose process exists or was requested, with their roles."""
 
+    def cause_of_death(self, worker_id: str) -> str:
+        """Returns why the process of a worker has ended by itself, for people; "its process ended"
+        if nothing more is known. Each death is told once.
+        """
+
     def pending(self) -> Mapping[str, str]:
         """Returns the live workers that no node has room for, each with the missing resource."""

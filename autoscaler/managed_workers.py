@@ -205,8 +205,9 @@ class ManagedWorkers:
             worker = self.by_id.pop(worker_id)
             if worker.draining_since is None:
                 self.note_death(worker)
-            log.warning("worker_exited", worker=worker_id)
-            await self._forget(worker_id, worker, infos.get(worker_id), "its process ended")
+            cause = self._launcher.cause_of_death(worker_id)
+            log.warning("worker_exited", worker=worker_id, reason=cause)
+            await self._forget(worker_id, worker, infos.get(worker_id), cause)
 
     async def _forget(
         self, worker_id: str, worker: ManagedWorker, info: WorkerInfo | None, reason: str

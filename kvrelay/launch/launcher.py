@@ -72,12 +72,18 @@ class RayLauncher:
         self._refused: asyncio.Queue[RefusedStart] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._failed: asyncio.Queue[FailedStart] = asyncio.Queue()
+        # By worker, until they are told.
+        self._causes: dict[str, str] = {}
 
     def alive(self) -> Mapping[str, Role]:
         """Returns the workers whose actor was requested and has not ended, including pending
         workers.
         """
         return {worker_id: worker.role for worker_id, worker in self._workers.items()}
+
+    def cause_of_death(self, worker_id: str) -> str:
+        """See Launcher."""
+        return self._causes.pop(worker_id, "its process ended")
 
     def pending(self) -> Mapping[str, str]:
         """Returns the alive workers that no node has room for, with the missing resources. They
@@ -213,6 +219,8 @@ class RayLauncher:
                 self._failed.put_nowait(failed_start(worker.worker_id, cause, text))
         except ray.exceptions.RayError as error:
             text = str(error)
+            if isinstance(error, ray.exceptions.OutOfMemoryError):
+                self._causes[worker.worker_id] = "its host ran out of memory"
             log.warning(
                 "worker_died",
                 worker=worker.worker_id,

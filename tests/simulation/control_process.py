@@ -54,6 +54,9 @@ class Controller:
     async def turn(self, worker_id: str, pool: PoolName) -> None:
         raise AssertionError("no pool has more use for it")
 
+    def cause_of_death(self, worker_id: str) -> str:
+        return "its process ended"
+
     def alive(self) -> Mapping[str, PoolName]:
         return {name: one.pool for name, one in self.workers.items() if one.process.alive}
 

@@ -84,5 +84,8 @@ class Controller:
     def pending(self) -> Mapping[str, str]:
         return {}
 
+    def cause_of_death(self, worker_id: str) -> str:
+        return "its process ended"
+
     def alive(self) -> Mapping[str, Role]:
         return {name: member.pool for name, member in self.members.items() if member.process.alive}

@@ -58,6 +58,7 @@ class Fleet:
     workers: dict[str, FakeWorker] = field(default_factory=dict)
     servers: dict[str, grpc.aio.Server] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    causes: dict[str, str] = field(default_factory=dict)
     drained: list[str] = field(default_factory=list)
     turned: list[str] = field(default_factory=list)
     broken: bool = False
@@ -87,6 +88,9 @@ class Fleet:
     async def drain(self, worker_id: str) -> None:
         self.drained.append(worker_id)
         await self.die(worker_id)
+
+    def cause_of_death(self, worker_id: str) -> str:
+        return self.causes.get(worker_id, "its process ended")
 
     def alive(self) -> Mapping[str, Role]:
         return dict(self.pools)

@@ -172,12 +172,13 @@ async def test_a_death_while_draining_is_no_reason_to_wait(cluster: Cluster) -> 
 
 async def test_why_workers_ended_is_told_for_a_while(cluster: Cluster) -> None:
     await cluster.tick(2)
+    cluster.fleet.causes["prefill-0"] = "its host ran out of memory"
     await cluster.fleet.die("prefill-0")
     await cluster.registry.set_desired({"decode": 1})
     await cluster.tick(4)
     assert await cluster.registry.ended() == (
         EndedWorker("decode-1", "the pool is wanted at 1", drained=True),
-        EndedWorker("prefill-0", "its process ended", drained=False),
+        EndedWorker("prefill-0", "its host ran out of memory", drained=False),
     )
     await cluster.registry._call("DEL", "kvrelay:ended:decode-1", "kvrelay:ended:prefill-0")
     cluster.fleet.workers["decode-0"].info = dataclasses.replace(
