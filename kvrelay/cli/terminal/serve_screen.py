@@ -54,6 +54,8 @@ _QUESTION = (
 )
 _TOKENS = '{"prompt": [1, 2, 3], "max_tokens": 8, "return_token_ids": true}'
 _DEMO_NOTE = "It is tiny: it tells stories, adds small numbers and calls a few functions."
+# What a disk has to hold of a log.
+_LOG_BYTES = 2**20
 _CONTROLLER_GONE = (
     "the controller has ended, and the workers with it; they start again, and streams go on then"
 )
@@ -74,20 +76,33 @@ def new_log_file() -> Path:
     Removes the oldest logs of the user, so that `_MOST_LOGS` remain.
 
     The folder is XDG_STATE_HOME, or ~/.local/state, plus kvrelay/logs; that of temporary files if
-    the folder cannot be written.
+    the folder cannot be written or its disk is full.
     """
     root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(root) / "kvrelay" / "logs"
     began = time.strftime("%Y%m%d-%H%M%S")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file, path = tempfile.mkstemp(prefix=f"serve-{began}-", suffix=".log", dir=folder)
+        path = _file_with_room(f"serve-{began}-", folder)
     except OSError:
-        file, path = tempfile.mkstemp(prefix=f"kvrelay-serve-{began}-", suffix=".log")
-    os.close(file)
+        path = _file_with_room(f"kvrelay-serve-{began}-", None)
     for old in sorted(folder.glob("serve-*.log"))[:-_MOST_LOGS]:
         old.unlink(missing_ok=True)
-    return Path(path)
+    return path
+
+
+def _file_with_room(prefix: str, folder: Path | None) -> Path:
+    """Creates an empty file. Raises OSError if its disk has no room for a log."""
+    file, name = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)
+    try:
+        os.posix_fallocate(file, 0, _LOG_BYTES)
+        os.ftruncate(file, 0)
+    except OSError:
+        os.unlink(name)
+        raise
+    finally:
+        os.close(file)
+    return Path(name)
 
 
 def removed_if_empty(log_file: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shlex
 import shutil
 import subprocess
@@ -145,6 +147,25 @@ def test_the_last_logs_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_STATE_HOME", str(log))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert new_log_file().parent == tmp_path
+
+
+def test_a_full_disk_keeps_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, room = tmp_path / "full", tmp_path / "room"
+    room.mkdir()
+    allocate = os.posix_fallocate
+
+    def fallocate(file: int, offset: int, size: int) -> None:
+        if str(full) in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(file, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    monkeypatch.setenv("XDG_STATE_HOME", str(full))
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    log = new_log_file()
+    assert log.parent == room
+    assert log.stat().st_size == 0
+    assert not list(full.rglob("*.log"))
 
 
 def test_it_fits_a_usual_terminal_with_the_ready_line() -> None:
