@@ -36,6 +36,10 @@ FLAGS = (
 DEADLINE_S = 120.0
 PROBE = """<script>
 addEventListener("error", (event) => { window.failed = event.message; });
+const boxes = (svg) => [...svg.querySelectorAll("text")].map((one) => [one.textContent,
+  one.getBoundingClientRect()]);
+const meet = ([, a], [, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2
+  && b.top < a.bottom - 2;
 addEventListener("load", () => setTimeout(() => {
   const root = document.documentElement;
   const found = { failed: window.failed ?? null, title: document.title,
@@ -45,6 +49,12 @@ addEventListener("load", () => setTimeout(() => {
     cut: [...document.querySelectorAll(".stacked td")]
       .filter((one) => one.scrollWidth > one.clientWidth + 1
         || one.getBoundingClientRect().right > innerWidth).length,
+    hidden: [...document.querySelectorAll(".scroll")]
+      .filter((one) => one.scrollWidth > one.clientWidth + 1)
+      .map((one) => one.closest(".card").querySelector("h3").textContent),
+    overlaps: [...document.querySelectorAll("svg")].flatMap((svg) => boxes(svg)
+      .flatMap((one, index, all) => all.slice(index + 1).filter((other) => meet(one, other))
+        .map((other) => `${svg.ariaLabel}: ${one[0]}, ${other[0]}`))),
     banners: [...document.querySelectorAll(".banner")].map((one) => one.textContent),
     bars: document.querySelectorAll("svg rect").length, wide: root.scrollWidth - root.clientWidth,
     text: document.body.innerText };

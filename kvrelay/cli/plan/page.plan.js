@@ -9,10 +9,11 @@ function scaled(value, unit) {
   while (Math.abs(value) >= 999.5 && step < PREFIXES.length - 1) { value /= 1000; step += 1; }
   return `${+value.toPrecision(3)} ${PREFIXES[step]}${unit}`;
 }
-const count = (value) => (value === null ? "unlimited" : value.toLocaleString("en"));
+// Halves are rounded as the terminal does.
+const count = (value) => (value === null ? "unlimited" : value.toLocaleString("en", { maximumFractionDigits: 0, roundingMode: "halfEven" }));
 const kibibytes = (value) => `${+(value / 1024).toPrecision(4)} KiB`;
 const short = (value) => scaled(value, "").replace(" ", "");
-const exact = (value) => String(+value.toPrecision(3));
+const exact = (value, digits = 3) => value.toLocaleString("en", { maximumSignificantDigits: digits });
 
 function block(title, sub) {
   return [element("h2", {}, title), sub ? element("p", { class: "sub" }, sub) : element("div", { style: "height:8px" })];
@@ -36,7 +37,7 @@ function pageHead() {
   const model = PLAN.model;
   document.getElementById("top").append(
     element("h1", {}, `${model.name} on ${PLAN.devices} × ${PLAN.device.full_name}`),
-    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${exact(model.parameters / 1e9)} billion parameters, ${exact(model.active_parameters / 1e9)} billion active per token; ${model.layers} layers: ${model.attention}`),
+    element("p", { class: "sub lead", style: "margin-bottom:0" }, `${exact(model.parameters / 1e9, 4)} billion parameters, ${exact(model.active_parameters / 1e9)} billion active per token; ${model.layers} layers: ${model.attention}`),
     element("div", { class: "chips" }, element("span", { class: "chip" }, element("b", {}, "model "), model.source), element("span", { class: "chip" }, element("b", {}, "device "), PLAN.device.source)),
     ...PLAN.notes.map((one) => element("div", { class: "banner" }, one)));
 }
@@ -58,8 +59,8 @@ function cluster() {
     element("div", { class: "rail" }, devices ? element("div", { class: "track", style: `width:${(100 * devices) / widest}%` },
       ...parts.filter(([, pool]) => pool).map(([paint, pool]) => element("div", { style: `width:${(100 * pool.workers * pool.degree) / devices}%;background:${colour(paint)}` }))) : element("span", { class: "sub" }, impossible)),
     element("div", { class: "end" }, devices ? `${count(devices)} ${devices === 1 ? "device" : "devices"}` : "–")));
-  const cost = found.cost ? `Cost in the currency of --price: ${exact(found.cost.per_hour)} per hour, ${exact(found.cost.per_million_output)} per million answer tokens.` : "";
-  return [...block("Cluster for the workload", `${workload.source}: ${exact(workload.rate_per_second)} requests/s, arrival SCV ${exact(workload.arrival_scv)}, prompts ${exact(workload.mean_prompt_tokens)} and answers ${exact(workload.mean_answer_tokens)} tokens on average. SLO: TTFT ${exact(1000 * slo.ttft_s)} ms and ITL ${exact(1000 * slo.itl_s)} ms for ${percent(slo.attainment)} of the requests.`),
+  const cost = found.cost ? `Cost in the currency of --price: ${exact(found.cost.per_hour, 4)} per hour, ${exact(found.cost.per_million_output, 4)} per million answer tokens.` : "";
+  return [...block("Cluster for the workload", `${workload.source}: ${exact(workload.rate_per_second, 4)} requests/s, arrival SCV ${exact(workload.arrival_scv)}, prompts ${count(workload.mean_prompt_tokens)} and answers ${count(workload.mean_answer_tokens)} tokens on average. SLO: TTFT ${exact(1000 * slo.ttft_s, 6)} ms and ITL ${exact(1000 * slo.itl_s, 6)} ms for ${percent(slo.attainment)} of the requests.`),
     element("div", { class: `banner${found.disaggregate ? "" : " bad"}` }, `${found.verdict} Bottleneck: ${found.bottleneck}. ${cost}`),
     element("div", { style: "height:14px" }),
     element("div", { class: "stack" },
@@ -89,14 +90,14 @@ function tables() {
   const kv = Object.keys(PLAN.kv.native_bytes_per_token).map((dtype) => [dtype, kibibytes(PLAN.kv.native_bytes_per_token[dtype]), kibibytes(PLAN.kv.compact_bytes_per_token[dtype])]);
   const contexts = PLAN.longest_context.map((one) => [count(one.users), count(one.tokens), count(one.tokens_by_memory), count(one.tokens_by_latency), one.tokens_by_model === null ? "–" : count(one.tokens_by_model), one.limit]);
   const users = PLAN.most_users.map((one) => [count(one.context_tokens), count(one.users), count(one.users_by_memory), count(one.users_by_latency)]);
-  const steps = PLAN.roofline.steps.map((one) => [`${one.phase} step, ${count(one.size)}${one.phase === "decode" ? ` × ${count(one.context)}` : ""} tokens`, scaled(one.operations, "FLOP"), scaled(one.moved_bytes, "B"), exact(one.intensity), one.bound, ms(1000 * one.seconds)]);
+  const steps = PLAN.roofline.steps.map((one) => [`${one.phase}, ${count(one.size)}${one.phase === "decode" ? ` × ${count(one.context)}` : ""}`, scaled(one.operations, "FLOP"), scaled(one.moved_bytes, "B"), exact(one.intensity), one.bound, ms(1000 * one.seconds)]);
   const handoffs = PLAN.handoff.prompts.map((one) => [count(one.tokens), scaled(one.num_bytes, "B"), ms(1000 * one.transfer_s), ms(1000 * one.prefill_s), ms(1000 * one.exposed_s), percent(one.hidden_share)]);
   const worker = `${count(PLAN.devices)} device${PLAN.devices === 1 ? "" : "s"}`;
   return element("div", { class: "grid" },
     card("KV per token", `native: as kvrelay's engine keeps it; compact: latent vectors of MLA.`, table(["dtype", "native", "compact"], kv)),
     card("Longest context", `Tokens of each user, on a worker of ${worker}.`, table(["users", "tokens", "by memory", "by ITL", "by model", "wall"], contexts)),
     card("Most users", `On a worker of ${worker}.`, table(["context, tokens", "users", "by memory", "by ITL"], users)),
-    card("Steps", `Lower bounds of time on a worker of ${worker}, with the assumed efficiencies.`, table(["step", "operations", "bytes", "op/B", "bound", "time"], steps)),
+    card("Steps", `Lower bounds of time on a worker of ${worker}, with the assumed efficiencies.`, table(["step, tokens", "operations", "bytes", "op/B", "bound", "time"], steps)),
     card("Hand-offs", `From a worker of ${worker}.`, table(["prompt, tokens", "bytes", "transfer", "prefill in chunks", "exposed", "hidden"], handoffs)));
 }
 
@@ -104,5 +105,5 @@ pageHead();
 document.getElementById("main").replaceChildren(summary(), ...cluster(),
   ...block("What bounds it"), plots(), ...block("Figures"), tables(),
   ...block("Formulas and sources"), element("div", { class: "stack" },
-    card(null, null, table(["figure", "formula", "source"], PLAN.references, [1, 2])),
+    card(null, null, table(["figure", "formula", "source"], PLAN.references, [1, 2], true)),
     card("Assumptions", null, ...PLAN.assumptions.map((one) => element("p", { class: "sub" }, one)))));

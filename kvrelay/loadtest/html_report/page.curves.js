@@ -24,7 +24,11 @@ function curves(title, sub, series, options) {
     for (const [value, text] of options.limits ?? []) {
       if (value > upper || value < lower) continue;
       shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "slo" }, svg);
-      shape("text", { x: left + 4, y: y(value) - 5, class: "slo-text" }, svg, text);
+      // At the end where the curves leave more room.
+      const long = text.length * CHARACTER;
+      const room = (from) => clearance(series.map((one) => one.points.map(([at, up]) => [x(at), y(up)])), from, from + long, y(value) - 9);
+      const end = room(left + 4) < room(right - long);
+      shape("text", { x: end ? right : left + 4, y: y(value) - 5, class: "slo-text", "text-anchor": end ? "end" : "start" }, svg, text);
     }
     if (options.mark && options.mark[0] >= low && options.mark[0] <= high * 1.05) {
       const at = x(options.mark[0]);
@@ -44,4 +48,17 @@ function curves(title, sub, series, options) {
     }
   });
   return card(title, sub, series.length > 1 ? legend(series.map((one) => [one.colour, one.name, "line"])) : null, plot);
+}
+
+/** The distance of lines from a height between two places, all in px. */
+function clearance(lines, from, to, height) {
+  const gaps = lines.flatMap((points) => points.slice(1).flatMap(([at, up], index) => {
+    const [before, lower] = points[index];
+    const [low, high] = [Math.max(from, before), Math.min(to, at)];
+    if (low > high) return [];
+    const on = (place) => lower + ((place - before) / (at - before || 1)) * (up - lower) - height;
+    // A line that crosses the height has none.
+    return on(low) * on(high) < 0 ? [0] : [Math.abs(on(low)), Math.abs(on(high))];
+  }));
+  return Math.min(Infinity, ...gaps);
 }

@@ -87,7 +87,7 @@ function latencyTable() {
         return Number.isFinite(share) ? [`${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(1)} %`, Math.abs(share) < 0.02 || one === "std" ? "" : share < 0 ? "better" : "worse"] : "–";
       })]);
   }
-  return card("Latency, all numbers", null, table(["", ...columns], rows, [], "stacked"));
+  return card("Latency, all numbers", null, table(["", ...columns], rows));
 }
 
 function reuse(run) {

@@ -14,6 +14,8 @@ const KINDS = {
 const PHASE_KIND = {
   "client and network": "send", fetch: "handoff", prefill: "prefill", return: "prefill", emit: "decode", failed_attempt: "failed",
 };
+// Mean width of a character in a plot, in px.
+const CHARACTER = 6.6;
 const colour = (name) => `var(--${name})`;
 const runColour = (index) => colour(`run${index}`);
 
@@ -126,13 +128,13 @@ function legend(items) {
   return element("div", { class: "legend" }, ...all);
 }
 
-/** `kind`: class of the table. A `stacked` table has its first column above the others on a phone. */
-function table(head, rows, textColumns = [], kind = "") {
+/** On a phone, a `stacked` table has a paragraph for each row instead of a line. */
+function table(head, rows, textColumns = [], stacked = head.length > 4) {
   const cells = (tag, row) => row.map((one, index) => {
     const [text, style] = Array.isArray(one) ? one : [one, textColumns.includes(index) ? "text" : ""];
-    return element(tag, style ? { class: style } : {}, text);
+    return element(tag, { ...(style && { class: style }), "data-column": head[index] }, text);
   });
-  return element("div", { class: "scroll" }, element("table", { class: kind },
+  return element("div", { class: "scroll" }, element("table", { class: stacked ? "stacked" : "" },
     element("thead", {}, element("tr", {}, ...cells("th", head))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells("td", row))))));
 }
@@ -142,9 +144,11 @@ function xAxis(svg, x, values, y, format, unit, left, right) {
   let end = -Infinity;
   for (const value of values) {
     const place = x(value);
-    if (place < end + 6 || place > right + 1) continue;
-    const text = shape("text", { x: place, y: y + 15, "text-anchor": "middle" }, svg, format(value));
-    end = place + text.textContent.length * 3.3;
+    const text = format(value);
+    const half = text.length * CHARACTER / 2;
+    if (place - half < end + 6 || place > right + 1) continue;
+    shape("text", { x: place, y: y + 15, "text-anchor": "middle" }, svg, text);
+    end = place + half;
   }
   shape("text", { x: right, y: y + 28, "text-anchor": "end" }, svg, unit);
 }

@@ -151,13 +151,20 @@ def test_the_page_is_self_contained(capsys: Capture, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_browser_draws_the_page(capsys: Capture, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_browser_draws_the_page(capsys: Capture, tmp_path: Path, width: int) -> None:
     page = tmp_path / "plan.html"
-    assert plan(capsys, "llama-3.1-8b", *WORKLOAD, "--html", str(page))[0] == 0
-    found = drawn_page(page.read_text(), tmp_path / "chromium")
+    lengths = ("--prompt-tokens", "lognormal:median=1200,sigma=1", "--output-tokens", "50-200")
+    code, out, _ = plan(capsys, "llama-3.1-8b", "--rate", "5", *lengths, "--html", str(page))
+    assert code == 0
+    found = drawn_page(page.read_text(), tmp_path / "chromium", width)
     assert found["failed"] is None
     assert found["plots"] == 6
     assert "Do not disaggregate" in found["text"]
+    assert (found["wide"], found["hidden"], found["cut"], found["overlaps"]) == (0, [], 0, [])
+    means = re.search(r"prompts ([\d,]+,[\d]+), answers ([\d,]+) tokens on average", out)
+    assert means is not None
+    assert f"prompts {means[1]} and answers {means[2]} tokens on average" in found["text"]
 
 
 USUAL = {

@@ -187,7 +187,7 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
     found = browser(page(report()), width)
     assert found["failed"] is None
     assert found["wide"] == 0  # nothing sticks out sideways
-    assert found["cut"] == 0
+    assert (found["hidden"], found["cut"], found["overlaps"]) == ([], 0, [])
     assert found["title"] == "Load test · kvrelay"
     assert found["plots"] == 4 + 1 + 4 + 1  # distributions, the one timeline, details, Gantt
     assert found["bars"] > 29 * 4
