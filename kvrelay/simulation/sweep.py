@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from kvrelay.loadtest.report.statistics import Summary
 from kvrelay.loadtest.report.sweep_report import Report
 
 FORMAT = "kvrelay-simulation-sweep-1"
+# Significant digits of the compared figures.
+DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,40 @@ class SweepPoint:
 
 
 def pareto(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
-    """Returns the points that no other point beats: with at least as much goodput at a lower cost,
-    or more goodput at the same cost. Ascending by cost.
+    """Returns the points that no other point beats, ascending by cost. A point beats another with
+    at least as much goodput at no higher cost if one of the two is better. If both are equal, it
+    beats another with no higher p99 of TTFT and ITL if one of these is lower.
+
+    Figures are compared as they are shown: smaller differences come from the ends of a run.
     """
     found: list[SweepPoint] = []
-    for one in sorted(points, key=lambda point: (point.cost, -point.goodput)):
-        last = found[-1] if found else None
-        equal = last is not None and (one.cost, one.goodput) == (last.cost, last.goodput)
-        if last is None or equal or one.goodput > last.goodput:
-            found.append(one)
+    most = -math.inf
+    for (_, negative), group in groupby(sorted(points, key=_place), _place):
+        if -negative > most:
+            most = -negative
+            equal = [(one, _p99(one)) for one in group]
+            found += [
+                one for one, own in equal if not any(_lower(other, own) for _, other in equal)
+            ]
     return tuple(found)
+
+
+def _place(point: SweepPoint) -> tuple[float, float]:
+    return _shown(point.cost), -_shown(point.goodput)
+
+
+def _p99(point: SweepPoint) -> tuple[float, ...]:
+    """Returns the p99 of TTFT and ITL; infinite without a sample."""
+    found = (point.latencies.get(name) for name in ("TTFT", "ITL"))
+    return tuple(math.inf if one is None else _shown(one.p99) for one in found)
+
+
+def _lower(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))
+
+
+def _shown(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def sweep_to_json(points: Sequence[SweepPoint], options: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,9 @@ addEventListener("load", () => setTimeout(() => {
     cut: [...document.querySelectorAll(".stacked td")]
       .filter((one) => one.scrollWidth > one.clientWidth + 1
         || one.getBoundingClientRect().right > innerWidth).length,
+    dots: [...document.querySelectorAll("svg")].map((svg) =>
+      [...svg.querySelectorAll("circle")].map((one) => one.getAttribute("fill"))),
+    marks: [...document.querySelectorAll("svg")].map((svg) => boxes(svg).map(([text]) => text)),
     hidden: [...document.querySelectorAll(".scroll")]
       .filter((one) => one.scrollWidth > one.clientWidth + 1)
       .map((one) => one.closest(".card").querySelector("h3").textContent),

@@ -27,7 +27,10 @@ def sweep_view(points: Sequence[SweepPoint], width: int) -> RenderableType:
     Points that no other point beats have a mark. Latencies are in milliseconds.
     """
     best = {one.name for one in pareto(points)}
-    meaning = "Pareto: no other point has more goodput at the same or a lower cost."
+    meaning = (
+        "Pareto: no other point has more goodput at the same or a lower cost, or as much at the "
+        "same cost with a lower p99 of TTFT and ITL; to three digits."
+    )
     if width < _WIDE:
         return Group(*(_paragraph(one, one.name in best) for one in points), meaning)
     table = Table(title="milliseconds", title_justify="left")
