@@ -204,8 +204,11 @@ def _local(
 
 
 def _figures(better: Better) -> str:
-    instead = f" instead of {better.before_s:.2f} s" if math.isfinite(better.before_s) else ""
-    return f"predicted TTFT {better.after_s:.2f} s{instead}"
+    after, before = (f"{1000 * seconds:,.0f} ms" for seconds in (better.after_s, better.before_s))
+    if not math.isfinite(better.before_s):
+        return f"predicted TTFT {after}"
+    compared = "on both paths" if after == before else f"instead of {before}"
+    return f"predicted TTFT {after} {compared}"
 
 
 def _with_prefill(

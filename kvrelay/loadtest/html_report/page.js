@@ -74,7 +74,7 @@ function tiles() {
 }
 
 function latencyTable() {
-  const columns = ["mean", "median", "std", "p90", "p95", "p99"];
+  const columns = ["mean", "median", "std", "p90", "p95", "p99", "max"];
   const rows = [];
   for (const name of Object.keys(NAMES)) {
     const found = RUNS.map((run) => run.latencies[name]);

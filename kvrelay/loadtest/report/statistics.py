@@ -21,6 +21,7 @@ class Summary:
     p90: float
     p95: float
     p99: float
+    max: float
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -36,4 +37,5 @@ def summarize(values: Sequence[float]) -> Summary | None:
         p90=percentile(ordered, 90),
         p95=percentile(ordered, 95),
         p99=percentile(ordered, 99),
+        max=ordered[-1],
     )

@@ -22,7 +22,7 @@ def report_table(report: Report) -> RenderableType:
     """Returns the latencies in milliseconds, what each of them is, the rates, the paths and the
     errors of one test.
     """
-    table = Table(title="latency, ms", title_justify="left")
+    table = _narrow("latency, ms")
     table.add_column("")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
@@ -53,10 +53,7 @@ def report_table(report: Report) -> RenderableType:
 
 def sweep_table(sweep: Sweep) -> RenderableType:
     """Returns a table with one line per rate. Latencies are in milliseconds."""
-    # With boxes around the cells, a terminal of 80 columns cuts the headers.
-    table = Table(
-        title="milliseconds", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = _narrow("milliseconds")
     for column in (
         "requests/s",
         "within\nSLOs",
@@ -141,8 +138,13 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
     return table
 
 
+def _narrow(title: str) -> Table:
+    """Returns a table without boxes around the cells, which a terminal of 80 columns would cut."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}"
+    return f"{seconds * 1000:.{1 if seconds < 10 else 0}f}"
 
 
 def _change(before: float, after: float) -> str:

@@ -179,7 +179,9 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 def swept(goodput: float, cost: float, ttft: float | None, itl: float) -> SweepPoint:
     """A point with these latencies at p99."""
     found = {"TTFT": ttft, "ITL": itl}
-    latencies = {key: None if s is None else Summary(s, s, 0, s, s, s) for key, s in found.items()}
+    latencies = {
+        key: None if s is None else Summary(s, s, 0, s, s, s, s) for key, s in found.items()
+    }
     name = f"{goodput} {cost} {ttft} {itl}"
     return SweepPoint(name, (), goodput, cost, 1.0, 0.0, 1, 0, latencies)
 

@@ -28,7 +28,7 @@ def test_summaries_are_those_of_numpy_with_percentiles_by_nearest_rank(sample: l
     close = {"rel": 1e-9, "abs": 1e-6}
     assert summary.mean == pytest.approx(np.mean(sample), **close)
     assert summary.std == pytest.approx(np.std(sample), **close)
-    for name, percent in (("median", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+    for name, percent in (("median", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100)):
         assert getattr(summary, name) == percentile(sorted(sample), percent)
 
 

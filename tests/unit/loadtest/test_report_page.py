@@ -147,6 +147,23 @@ def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     assert "@import" not in document
 
 
+def test_reasons_that_differ_in_figures_only_are_one() -> None:
+    whys = [
+        "1,076 prompt tokens are at least local_below_tokens=64; prefill-1 is free, 0 ms queued",
+        "76 prompt tokens are at least local_below_tokens=64; prefill-1 is free, 1.25 s queued",
+        "76 prompt tokens are at least local_below_tokens=64; prefill-2 is free, 3 ms queued",
+    ]
+    rows = [replace(report().rows[0], path="local", why=why) for why in whys]
+    assert data(page(replace(report(), rows=tuple(rows))))["runs"][0]["paths"] == [
+        [
+            "local",
+            f"n prompt tokens are at least local_below_tokens=64; {name} is free, n queued",
+            n,
+        ]
+        for name, n in (("prefill-1", 2), ("prefill-2", 1))
+    ]
+
+
 def test_many_requests_are_thinned_and_it_says_so() -> None:
     gantt = data(page(report(rows=1000)))["runs"][0]["gantt"]
     assert gantt["step"] == 5

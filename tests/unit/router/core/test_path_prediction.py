@@ -67,8 +67,22 @@ def test_the_reason_has_the_figures_for_those_who_see_the_cluster() -> None:
         "half of slo.ttft_ms"
     )
     assert decision.why_for(Tenant("another")) == why
-    figures = "predicted TTFT 1.00 s instead of 4.00 s"
+    figures = "predicted TTFT 1,000 ms instead of 4,000 ms"
     assert decision.why_for(ANONYMOUS) == f"{why}, {figures}"
+
+
+@pytest.mark.parametrize(
+    ("rate", "figures"),
+    [
+        (999.0, "predicted TTFT 4,001 ms instead of 4,004 ms"),
+        (998.3, "predicted TTFT 4,004 ms on both paths"),
+    ],
+)
+def test_a_reason_has_no_two_figures_that_read_the_same(rate: float, figures: str) -> None:
+    late = replace(DECODE, queued_tokens=2997, prompt_rate=rate)
+    decision = decide(replace(PREFILL, queued_tokens=3004), late)
+    assert isinstance(decision, Assignment)
+    assert decision.why_for(ANONYMOUS).endswith(f", {figures}")
 
 
 def test_a_busy_prefill_pool_is_helped_and_otherwise_waited_for() -> None:
