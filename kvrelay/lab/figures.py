@@ -64,3 +64,5 @@ class LabFigures:
     # Tokens of each of the neighbour's prompts, and the forms of the cluster.
     prompt_tokens: int
     neighbour: tuple[NeighbourFigures, ...] | str
+    # What other programs that ran meanwhile did; empty without any.
+    disturbance: str = ""

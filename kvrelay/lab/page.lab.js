@@ -13,10 +13,11 @@ function experiment(one) {
       limits: one.limit ? [one.limit] : [], mark: one.mark, linear: one.x_unit === "s",
     })
     : card(one.title, one.axes);
-  if (one.table.length) drawn.append(table(one.table[0], one.table.slice(1)));
-  drawn.append(...findings);
-  // Many dots and a wide table.
-  if (one.mark) drawn.style.gridColumn = "1 / -1";
+  const figures = one.table.length ? [table(one.table[0], one.table.slice(1))] : [];
+  // A table without a plot has its findings beside it.
+  if (figures.length && !series.length) drawn.append(element("div", { class: "grid" }, ...figures, element("div", {}, ...findings)));
+  else drawn.append(...figures, ...findings);
+  if (figures.length) drawn.style.gridColumn = "1 / -1";
   return drawn;
 }
 
@@ -27,6 +28,7 @@ document.getElementById("top").append(
     + "kvrelay gives each phase workers of its own."),
   element("div", { class: "chips" },
     element("span", { class: "chip" }, element("b", {}, "machine "), DATA.machine),
-    element("span", { class: "chip" }, element("b", {}, "engine "), DATA.weights)));
+    element("span", { class: "chip" }, element("b", {}, "engine "), DATA.weights)),
+  DATA.disturbance && element("div", { class: "banner" }, sentence(`${DATA.disturbance}.`)));
 document.getElementById("main").replaceChildren(
   element("div", { class: "grid", style: "margin-top:22px" }, ...DATA.experiments.map(experiment)));

@@ -22,6 +22,7 @@ def lab_page(figures: LabFigures) -> str:
         "model": figures.model,
         "machine": figures.machine,
         "weights": figures.engine.weights,
+        "disturbance": figures.disturbance,
         "experiments": [asdict(one) for one in experiments(figures)],
     }
     script = files("kvrelay.lab").joinpath("page.lab.js").read_text(encoding="utf-8")

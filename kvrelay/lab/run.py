@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from kvrelay.lab.engine_experiment import measure_engine
 from kvrelay.lab.figures import EngineFigures, LabFigures, NeighbourFigures
 from kvrelay.lab.noisy_neighbour import FORMS, cluster_form, measure_neighbour
 from kvrelay.models.model_files import check_model_files
-from kvrelay.process.machine import processor_name
+from kvrelay.process.machine import QUIET_CORES, OtherPrograms, processor_name
 
 # Share of the time for each experiment: the engine, the engine with int8 weights, and the streams
 # of each form of the cluster.
@@ -49,12 +50,14 @@ def run_lab(
     short.
     """
     path = model_folder(options.model)
+    others = OtherPrograms()
     engine = measure_engine(path, "auto", _ENGINE * options.seconds, progress)
     int8: EngineFigures | str
     try:
         int8 = measure_engine(path, "int8", _INT8 * options.seconds, progress)
     except KvRelayError as error:
         int8 = error.message
+    disturbance = _disturbance(others.cores())
     prompt_tokens = _prompt_tokens(engine)
     share = _FORM * options.seconds
     seconds = (_ALONE * share, (1 - _ALONE) * share)
@@ -79,6 +82,16 @@ def run_lab(
         int8=int8,
         prompt_tokens=prompt_tokens,
         neighbour=neighbour,
+        disturbance=disturbance,
+    )
+
+
+def _disturbance(busy: float) -> str:
+    if busy <= QUIET_CORES:
+        return ""
+    return (
+        f"other programs kept {busy:.1f} of {os.cpu_count()} cores busy while the engine was "
+        "measured, and the figures are worse for it; run the lab again when they are done"
     )
 
 

@@ -48,13 +48,42 @@ class Machine:
         )
 
 
+# Cores that background services of a quiet machine may use.
+QUIET_CORES = 0.25
+
+
 def busy_cores(seconds: float = 0.5, stat: Path = Path("/proc/stat")) -> float:
     """Returns how many cores of the host were busy during the next `seconds`, on average; this
     process only waits meanwhile. 0 if the host does not tell.
     """
     before = _cpu_times(stat)
     time.sleep(seconds)
-    after = _cpu_times(stat)
+    return _busy(before, _cpu_times(stat))
+
+
+class OtherPrograms:
+    """Measures how many cores other programs keep busy from now on."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._before = _cpu_times(stat)
+        self._own = _own_seconds()
+        self._began = time.monotonic()
+
+    def cores(self) -> float:
+        """Returns the mean number of busy cores of the host, without this process and its children
+        that have ended. 0 if the host does not tell.
+        """
+        own = (_own_seconds() - self._own) / max(1e-9, time.monotonic() - self._began)
+        return max(0.0, _busy(self._before, _cpu_times(self._stat)) - own)
+
+
+def _own_seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def _busy(before: list[int], after: list[int]) -> float:
+    """Returns the mean number of busy cores between two looks."""
     spent = [max(0, late - early) for early, late in zip(before, after, strict=False)]
     if len(spent) <= _IDLE[-1] or not sum(spent):
         return 0.0

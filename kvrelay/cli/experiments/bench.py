@@ -27,13 +27,10 @@ from kvrelay.cli.options.output import PrintJson
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
-from kvrelay.process.machine import busy_cores
+from kvrelay.process.machine import QUIET_CORES, busy_cores
 
 if TYPE_CHECKING:
     from kvrelay.bench.run import Progress
-
-# Cores that background services of a quiet machine may use.
-_BUSY = 0.25
 
 app = App(
     help="Measure components of kvrelay against the limits of this machine.",
@@ -203,7 +200,7 @@ def progress_bars() -> Iterator[Progress]:
     with Bars(*columns, console=Console(stderr=True), auto_refresh=False) as bars:
 
         def progress(what: str, total: int) -> Callable[[], None]:
-            if not bars.tasks and (busy := busy_cores()) > _BUSY:
+            if not bars.tasks and (busy := busy_cores()) > QUIET_CORES:
                 note(
                     f"other programs keep {busy:.1f} of {os.cpu_count()} cores busy, and the "
                     "figures will be worse for it; run this again when they are done"

@@ -72,6 +72,8 @@ def lab(
         figures = run_lab(Options(model, seconds), OWN_CLUSTER, progress, interrupt.run)
     found = experiments(figures)
     console().print(_view(found))
+    if figures.disturbance:
+        note(figures.disturbance)
     write(html, lab_page(figures))
     note(f"saved {html}; open it in a browser")
     if file is not None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn_page import drawn_page
 
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE
 from kvrelay.lab.experiments import experiments
@@ -171,3 +173,13 @@ def test_gaps_that_began_before_the_prompts_are_counted_on_neither_side() -> Non
 
 def test_figures_are_json() -> None:
     json.dumps(asdict(lab()), allow_nan=False)
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_browser_draws_all_columns(width: int, tmp_path: Path) -> None:
+    busy = lab(disturbance="other programs kept 1.0 of 2 cores busy")
+    found = drawn_page(lab_page(busy), tmp_path / "chromium", width)
+    assert found["failed"] is None
+    assert (found["wide"], found["hidden"], found["cut"], found["overlaps"]) == (0, [], 0, [])
+    assert found["banners"] == ["Other programs kept 1.0 of 2 cores busy."]
+    assert drawn_page(lab_page(lab()), tmp_path / "quiet", width)["banners"] == []

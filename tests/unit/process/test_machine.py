@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvrelay.process import machine
-from kvrelay.process.machine import Machine, busy_cores
+from kvrelay.process.machine import Machine, OtherPrograms, busy_cores
 
 CARD = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 71\nGPU UUID: \t GPU-0\n"
 
@@ -61,6 +62,24 @@ def test_busy_cores(
     file.write_text(stat(*before))
     monkeypatch.setattr(machine.time, "sleep", lambda _: file.write_text(stat(*after)))
     assert busy_cores(0.5, file) == pytest.approx(share * (os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize(
+    ("own", "others"), [(0.0, 1.0), (0.25, 0.75), (5.0, 0.0)], ids=["none", "some", "all"]
+)
+def test_the_cores_of_other_programs_are_without_those_of_this_process(
+    own: float, others: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`own`, `others`: shares of the host."""
+    cores = os.cpu_count() or 1
+    used, now = iter([1.0, 1.0 + own * cores * 10]), iter([50.0, 60.0])
+    monkeypatch.setattr(machine, "_own_seconds", lambda: next(used))
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    file = tmp_path / "stat"
+    file.write_text(stat(5, 0, 5, 100, 0, 0, 0, 0))
+    found = OtherPrograms(file)
+    file.write_text(stat(105, 0, 5, 100, 0, 0, 0, 0))
+    assert found.cores() == pytest.approx(others * cores)
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu x y\n", "intr 1\n", "cpu 1 2\n"], ids=repr)
