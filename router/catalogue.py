@@ -35,6 +35,7 @@ class Catalogue:
         )
         for model in self._models:
             model.view.models = self.names
+            model.page.drivers = {one.name: one.driver for one in self._models}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)

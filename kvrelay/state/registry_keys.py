@@ -11,7 +11,9 @@ class RegistryKeys:
     """
 
     def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
-        self._model = namespace.partition(MODEL_MARK)[2]
+        model = namespace.partition(MODEL_MARK)[2]
+        # Begin of the workers' names in a cluster of several models, else empty.
+        self.worker_prefix = f"{model}." if model else ""
         self.epoch = f"{namespace}:epoch"
         self.term = f"{namespace}:term"
         self.worker = f"{namespace}:worker:"
@@ -35,4 +37,4 @@ class RegistryKeys:
         with the model's in a cluster of several models, so that no two workers of the cluster have
         the same name.
         """
-        return f"{self._model}.{stem}-{number}" if self._model else f"{stem}-{number}"
+        return f"{self.worker_prefix}{stem}-{number}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from importlib import resources
 from itertools import islice
@@ -23,7 +23,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
 from kvrelay.types.control_plane import ScalingDecision
-from kvrelay.types.workers import WorkerLoad
+from kvrelay.types.workers import POOLS, WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
 from router.observability import recent_requests
@@ -39,6 +39,8 @@ MAX_VIEWERS = 64
 # Limit on shown workers per pool.
 MAX_WORKERS = 64
 MAX_TIERS = 4
+# Limit on models in the overview.
+MAX_MODELS = 32
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": (
@@ -66,6 +68,8 @@ class StatusPage:
         self._metrics = metrics
         self._view = view
         self._clock = clock
+        # The drivers of all models of this router, by the model's name.
+        self.drivers: Mapping[str, Driver] = {}
         self._history = History()
         self._rows = recent_requests.Rows(driver.recent)
         self._making = asyncio.Lock()
@@ -149,6 +153,8 @@ class StatusPage:
             "now": round(now * 1000, 2),
             "model": status.model,
             "models": status.models,
+            "overview": self._overview(),
+            "worker_prefix": self._view.worker_prefix,
             "max_model_len": self._frontend.max_model_len,
             "chat": self._frontend.text.has_chat,
             "state": status.state,
@@ -169,6 +175,12 @@ class StatusPage:
             sees: json.dumps(one, separators=(",", ":"))
             for sees, one in ((False, outside), (True, inside))
         }
+
+    def _overview(self) -> list[Json]:
+        """Returns the states and pool sizes of all models of a router with several."""
+        if len(self.drivers) < 2:
+            return []
+        return [_model(name, one) for name, one in islice(self.drivers.items(), MAX_MODELS)]
 
     def _cluster_figures(self, status: ClusterStatus, now: float) -> Json:
         router = status.router
@@ -210,6 +222,15 @@ def page_files() -> list[Route]:
             for name, body in files.items()
         ),
     ]
+
+
+def _model(name: str, driver: Driver) -> Json:
+    ready, sizes = driver.ready(), Counter(one.pool for one in driver.known)
+    return {
+        "name": name,
+        "state": driver.state,
+        "pools": [{"name": pool, "ready": ready[pool], "size": sizes[pool]} for pool in POOLS],
+    }
 
 
 def _pool(pool: PoolStatus) -> Json:

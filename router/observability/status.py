@@ -7,6 +7,7 @@ from pathlib import Path
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.protocol_version import ours
+from kvrelay.state.registry_keys import RegistryKeys
 from kvrelay.types.control_plane import ControllerInfo, ScalingDecision
 from kvrelay.types.workers import POOLS, PendingWorker, PoolName, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
@@ -36,6 +37,8 @@ class ClusterView:
         self._model = model
         # Names of all models of this router.
         self.models: tuple[str, ...] = (model,)
+        # Begin of the names of the model's workers.
+        self.worker_prefix = RegistryKeys(config.redis.namespace).worker_prefix
         self._config = config
         self._desired: dict[PoolName, int] = {
             "prefill": config.prefill.replicas,

@@ -34,3 +34,6 @@ export function bytes(value) {
 
 export const clock = (unixSeconds) =>
   new Date(unixSeconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** A worker's name without that of its model: all workers of a snapshot are of one model. */
+export const ownName = (id, prefix) => (id.startsWith(prefix) ? id.slice(prefix.length) : id);

@@ -1,7 +1,7 @@
 // The latest requests as rows of phases, on a common time axis or each from its own arrival.
 
 import { byId, el, keyed, say } from "/page/dom.js";
-import { count, time } from "/page/format.js";
+import { count, ownName, time } from "/page/format.js";
 import { ledgerView } from "/page/ledger.js";
 import { KINDS, kindOf, nameOf } from "/page/phases.js";
 
@@ -14,6 +14,10 @@ const CLOCK_SHORTEST = 1000;
 const CLOCK_LONGEST = 60000;
 // Length of the common time axis, as a multiple of the usual request.
 const WIDEST = 7;
+// Share of the requests in view that the axis from arrival may cut, and how many times as long as
+// all others they are.
+const CUT_SHARE = 0.1;
+const CUT_FROM = 4;
 // The common time axis keeps moving this long after the last request ends, but for at most half of
 // its length: a part of the last requests stays on it.
 const IDLE_MS = 4000;
@@ -33,7 +37,8 @@ export class Gantt {
     // The router's clock minus the page's clock, in ms.
     this.offset = null;
     this.list = byId("gantt");
-    byId("legend").append(...KINDS.map(([kind, name]) => el("li", {}, el("i", { class: `swatch ${kind}` }), name)));
+    this.cutMark = el("li", { hidden: true }, el("b", { text: "»" }), "longer than the axis");
+    byId("legend").append(...KINDS.map(([kind, name]) => el("li", {}, el("i", { class: `swatch ${kind}` }), name)), this.cutMark);
     for (const button of byId("align").children) button.addEventListener("click", () => this.alignBy(button.dataset.align));
     this.list.addEventListener("keydown", (event) => this.step(event));
     this.list.addEventListener("pointerover", (event) => this.hint(event.target.closest("button"), event));
@@ -53,7 +58,8 @@ export class Gantt {
     this.offset = drift > 1500 ? offset : this.offset + 0.1 * (offset - this.offset);
     this.rows = snapshot.requests;
     for (const row of this.rows) row.segments = segments(row);
-    keyed(this.list, this.rows, (row) => `${row.id} ${row.at}`, makeRow, (node, row) => updateRow(node, row, this.mine.has(row.id)));
+    keyed(this.list, this.rows, (row) => `${row.id} ${row.at}`, makeRow, (node, row) => updateRow(node, row, this.mine.has(row.id), snapshot.worker_prefix));
+    this.follow();
     if (this.rows.length && !this.list.querySelector('[tabindex="0"]')) this.list.querySelector("button").tabIndex = 0;
     this.list.classList.toggle("none", !this.rows.length);
     this.draw();
@@ -95,12 +101,17 @@ export class Gantt {
     const right = Math.min(now, last + Math.min(IDLE_MS, span / 2));
     this.moving = right === now;
     this.axis(span, byClock, now - right);
+    let cuts = 0;
     this.rows.forEach((row, index) => {
       const bars = this.list.children[index].querySelector(".bars");
       const ago = right - ends[index];
       place(bars, row.segments, byClock ? span - (right - row.at) : 0, span, now - row.at);
+      const cut = !byClock && ends[index] - row.at > span * 1.001;
+      cuts += cut;
+      bars.classList.toggle("cut", cut);
       bars.dataset.ago = byClock && ago >= span ? `${clockLength(ago)} earlier` : "";
     });
+    this.cutMark.hidden = !cuts;
   }
 
   /** The length of the common time axis: several requests of the usual length fit on it. */
@@ -110,10 +121,15 @@ export class Gantt {
     return niceSpan(Math.min(CLOCK_LONGEST, Math.max(CLOCK_SHORTEST, needed)));
   }
 
-  /** The length of the axis from arrival: the longest request in view fits on it. */
+  /**
+   * The length of the axis from arrival: the requests in view fit on it, but for a few that would
+   * make the bars of all others too short to read.
+   */
   arrivalSpan(ends) {
-    const lengths = this.inView().map((index) => ends[index] - this.rows[index].at);
-    return niceSpan(Math.max(SHORTEST, ...(lengths.length ? lengths : [1000])));
+    const lengths = this.inView().map((index) => ends[index] - this.rows[index].at).sort((one, other) => other - one);
+    const [longest = 1000] = lengths;
+    const others = lengths[Math.floor(CUT_SHARE * lengths.length)] ?? longest;
+    return niceSpan(Math.max(SHORTEST, longest > CUT_FROM * others ? others : longest));
   }
 
   /** `ago`: how long ago the right end of the common time axis was, in ms. */
@@ -168,16 +184,28 @@ export class Gantt {
     if (!row) return;
     const dialog = byId("detail");
     const close = el("button", { type: "button", class: "close", "aria-label": "Close", text: "×", onclick: () => dialog.close() });
-    const sizes = `prompt ${count(row.prompt_tokens)} tokens, ${count(row.cached_tokens)} of them cached; answer ${count(row.tokens)} of at most ${count(row.max_tokens)}; ${row.state.replace("_", " ")}`;
-    dialog.replaceChildren(
-      el("h2", { id: "detail-title" }, el("code", { text: row.id }), close),
-      el("p", { class: "quiet", text: sizes }),
-      ledgerView(row),
-    );
+    const body = el("div", {}, ...detail(row));
+    dialog.replaceChildren(el("h2", { id: "detail-title" }, el("code", { text: row.id }), close), body);
     dialog.onclick = (event) => event.target === dialog && dialog.close();
     dialog.showModal();
+    this.shown = { row, body };
     this.hint(null);
   }
+
+  /** Shows the progress of the request in the open dialog. An ended request stays as it is. */
+  follow() {
+    if (!byId("detail").open || !this.shown?.row.live) return;
+    const { row: { id, at }, body } = this.shown;
+    const row = this.rows.find((one) => one.id === id && one.at === at);
+    if (!row) return;
+    this.shown.row = row;
+    body.replaceChildren(...detail(row));
+  }
+}
+
+function detail(row) {
+  const sizes = `prompt ${count(row.prompt_tokens)} tokens, ${count(row.cached_tokens)} of them cached; answer ${count(row.tokens)} of at most ${count(row.max_tokens)}; ${row.state.replace("_", " ")}`;
+  return [el("p", { class: "quiet", text: sizes }), ledgerView(row)];
 }
 
 function makeRow() {
@@ -185,7 +213,7 @@ function makeRow() {
   return el("li", {}, el("button", { type: "button", tabindex: "-1" }, ...cells));
 }
 
-function updateRow(node, row, mine) {
+function updateRow(node, row, mine, prefix) {
   const button = node.firstChild;
   const [who, workers, bars, ttft, total, tokens] = button.children;
   const length = row.phases.reduce((sum, [, ms]) => sum + ms, 0);
@@ -194,7 +222,7 @@ function updateRow(node, row, mine) {
   say(who, mine ? "yours" : shortName(row.id));
   const attempts = attemptsOf(row);
   button.classList.toggle("retried", attempts.length > 1);
-  keyed(workers, attempts, (one) => `${one.number} ${one.failed} ${one.workers} ${one.lost}`, attemptNode, () => {});
+  keyed(workers, attempts, (one) => `${one.number} ${one.failed} ${one.workers} ${one.lost}`, (one) => attemptNode(one, prefix), () => {});
   say(ttft, row.tokens ? time(firstToken(row)) : "–");
   say(total, ENDS[row.state] || (row.live ? row.state.replace("_", " ") : time(length)));
   say(tokens, row.live ? `${count(row.tokens)} of ${count(row.max_tokens)}` : count(row.tokens));
@@ -251,8 +279,9 @@ function failedAttempt(row, { outcome, phases }, followed) {
   return followed || row.state === "error";
 }
 
-function attemptNode({ workers, failed, lost }) {
-  const parts = workers.flatMap((name, index) => [index ? " → " : "", lost.includes(name) ? el("span", { class: "lost", text: name }) : name]);
+function attemptNode({ workers, failed, lost }, prefix) {
+  const shown = (name) => (lost.includes(name) ? el("span", { class: "lost", text: ownName(name, prefix) }) : ownName(name, prefix));
+  const parts = workers.flatMap((name, index) => [index ? " → " : "", shown(name)]);
   const mark = failed ? [el("i", { class: "swatch failed", title: "failed attempt" }), " "] : [];
   return el("span", { class: failed ? "attempt failed" : "attempt" }, ...mark, ...(parts.length ? parts : ["–"]));
 }

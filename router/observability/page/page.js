@@ -26,10 +26,15 @@ async function poll() {
   // Polling resumes when the page becomes visible.
   if (document.hidden) return;
   const begun = performance.now();
+  const path = models.path;
   try {
-    const response = await ask(models.path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await ask(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     const body = await response.json();
+    // The user has chosen another model meanwhile, which has a poll of its own.
+    if (path !== models.path) return;
     if (response.ok) show(body);
+    // The URL names a model that this router does not serve.
+    else if (response.status === 404 && models.chosen) return models.choose("");
     else state("busy", response.status === 429 ? "too many viewers" : "refused", body.error.message);
   } catch (error) {
     prompt.gone();

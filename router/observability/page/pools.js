@@ -1,7 +1,7 @@
 // The pools with their workers, their actual and desired sizes, and the scaling decisions.
 
 import { byId, el, keyed, say } from "/page/dom.js";
-import { bytes, clock, count, rate, share } from "/page/format.js";
+import { bytes, clock, count, ownName, rate, share } from "/page/format.js";
 import { Sparkline } from "/page/sparkline.js";
 
 const COLUMNS = [["worker", ""], ["KV held", "kv"], ["running", "number"], ["waiting", "number"], ["tok/s", "number"]];
@@ -12,7 +12,7 @@ export class Pools {
   }
 
   show(snapshot) {
-    keyed(byId("pool-list"), snapshot.pools, (pool) => pool.name, poolNode, updatePool);
+    keyed(byId("pool-list"), snapshot.pools, (pool) => pool.name, poolNode, (node, pool) => updatePool(node, pool, snapshot.worker_prefix));
     if (!snapshot.cluster) return;
     keyed(byId("sizes"), snapshot.pools, (pool) => pool.name, (pool) => this.sizeNode(pool), (node, pool) => {
       const [, , have] = node.children;
@@ -48,7 +48,7 @@ function poolNode(pool) {
   );
 }
 
-function updatePool(node, pool) {
+function updatePool(node, pool, prefix) {
   const [title, table, more] = node.children;
   const [, pips, text] = title.children;
   say(text, `${pool.ready} of ${pool.desired} ready`);
@@ -56,7 +56,7 @@ function updatePool(node, pool) {
   keyed(pips, [...Array(places).keys()], (index) => index, () => el("i"), (pip, index) => {
     pip.className = index < pool.ready ? "up" : index < pool.size ? "coming" : "";
   });
-  keyed(table.tBodies[0], pool.workers, (worker) => worker.id, workerNode, updateWorker);
+  keyed(table.tBodies[0], pool.workers, (worker) => worker.id, workerNode, (row, worker) => updateWorker(row, worker, prefix));
   const hidden = pool.size - pool.workers.length;
   say(more, pool.size ? (hidden && pool.workers.length ? `and ${hidden} more` : "") : "no worker yet");
 }
@@ -72,14 +72,15 @@ function workerNode() {
   );
 }
 
-function updateWorker(node, worker) {
+function updateWorker(node, worker, prefix) {
   const [name, kv, running, waiting, speed] = node.children;
   const total = worker.blocks_total || 1;
-  say(name.firstChild, worker.id);
+  say(name.firstChild, ownName(worker.id, prefix));
   const word = worker.state === "ready" && worker.unfit ? "unfit" : worker.state;
   say(name.lastChild, word === "ready" ? "" : word);
   name.lastChild.className = word === "ready" ? "" : `badge ${word}`;
-  name.title = worker.integrity || worker.unfit || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
+  const more = worker.integrity || worker.unfit || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
+  name.title = `${worker.id}: ${more}`;
   node.classList.toggle("broken", Boolean(worker.integrity));
   const [held, cached] = kv.firstChild.children;
   held.style.width = `${(100 * worker.blocks_held) / total}%`;

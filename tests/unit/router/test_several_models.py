@@ -281,6 +281,13 @@ async def test_metrics_have_each_family_once_and_each_model(routers: Routers) ->
     for name in NAMES:
         shown = (await get(routers, f"/status.json?model={name}")).json()
         assert (shown["model"], shown["models"]) == (name, list(NAMES))
+        assert shown["worker_prefix"] == f"{name}."
+        assert [(one["name"], one["state"]) for one in shown["overview"]] == [
+            (one, "ready") for one in NAMES
+        ]
+        assert [one["pools"][1] for one in shown["overview"]] == [
+            {"name": "decode", "ready": size, "size": size} for size in (1, 1, 0)
+        ]
     assert (await get(routers, "/status.json")).json()["model"] == "small"
     assert (await get(routers, "/status.json?model=x")).status_code == 404
 

@@ -128,6 +128,7 @@ async def test_figures_pools_and_decisions(cluster: RouterHarness, http: httpx.A
     cluster.registry.sizes = {"decode": 3}
     await ask(http)
     found = await status(http)
+    assert (found["overview"], found["worker_prefix"]) == ([], "")
     assert (found["model"], found["max_model_len"], found["chat"]) == ("demo", 4096, True)
     assert (found["state"], found["registry"], found["running"], found["waiting"]) == (
         "ready",

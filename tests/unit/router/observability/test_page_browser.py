@@ -97,6 +97,7 @@ async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
 async def test_nothing_is_wider_than_the_window(
     tmp_path: Path, cluster: RouterHarness, width: int
 ) -> None:
+    cluster.registry.entries["decode-44"] = worker_info("decode-44", "decode")
     async with chromium(tmp_path, width) as browser:
         await asyncio.to_thread(
             browser.driver.execute_cdp_cmd,
@@ -111,6 +112,15 @@ async def test_nothing_is_wider_than_the_window(
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             == 0
+        )
+        await browser.until(".pool.decode tbody", lambda text: "decode-44" in text)
+        assert (
+            await browser.run(
+                "return [...document.querySelectorAll('.pool tbody th')]"
+                ".filter((one) => one.scrollWidth > one.clientWidth)"
+                ".map((one) => one.textContent)"
+            )
+            == []
         )
 
 
@@ -175,8 +185,14 @@ async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: B
     end = milliseconds(await browser.until(AXIS_END, lambda text: bool(text)))
     assert end < 300 * 10, "the long request is out of view"
     assert await browser.run(PRESSED) == "from arrival"
+    # One long request in view is cut, so that the others stay readable.
     await browser.run("document.getElementById('gantt').scrollTop = 1e6")
-    await browser.until(AXIS_END, lambda text: milliseconds(text) > end)
+    async with asyncio.timeout(30):
+        while not await browser.run("return document.querySelector('li:last-child > * > .cut')"):
+            await asyncio.sleep(0.05)
+    assert await browser.run("return document.querySelectorAll('#gantt .cut').length") == 1
+    assert milliseconds(await browser.text(AXIS_END)) < 300 * 10
+    assert "longer than the axis" in await browser.text("#legend")
 
     # The time axis of an idle cluster ends near the last request, and says when that was.
     await browser.click("[data-align=clock]")
@@ -187,6 +203,32 @@ async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: B
         "const bar = document.querySelector('#gantt .bar.decode').getBoundingClientRect();"
         "return bar.right > row.left && bar.left < row.right"
     )
+
+
+async def test_an_axis_of_few_rows_fits_all(cluster: RouterHarness, browser: Browser) -> None:
+    for name in ("decode-0", "decode-1"):
+        cluster.workers[name].pace_s = 0.01
+    await complete(cluster, 300)
+    await complete(cluster, 8)
+    await browser.open(cluster.http + "/")
+    await browser.until(AXIS_END, lambda text: bool(text) and milliseconds(text) >= 300 * 10)
+    assert await browser.run("return document.querySelectorAll('#gantt .cut').length") == 0
+
+
+async def test_an_open_ledger_follows_its_request(cluster: RouterHarness, browser: Browser) -> None:
+    for one in cluster.workers.values():
+        one.may_step.clear()
+    request = asyncio.create_task(complete(cluster, 8))
+    await browser.open(cluster.http + "/")
+    await browser.until("#gantt button .total", lambda text: text == "prefilling")
+    await browser.click("#gantt button")
+    await browser.until("#detail p", lambda text: "answer 0 of at most 8; prefilling" in text)
+    for one in cluster.workers.values():
+        one.may_step.set()
+    await request
+    await browser.until("#detail p", lambda text: "answer 8 of at most 8; length" in text)
+    assert "first token" in await browser.text("#detail .sum")
+    assert await browser.run("return document.activeElement.className") == "close"
 
 
 async def test_a_failed_over_request_names_the_lost_worker(
