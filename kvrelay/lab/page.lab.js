@@ -13,11 +13,15 @@ function experiment(one) {
       limits: one.limit ? [one.limit] : [], mark: one.mark, linear: one.x_unit === "s",
     })
     : card(one.title, one.axes);
-  const figures = one.table.length ? [table(one.table[0], one.table.slice(1))] : [];
-  // A table without a plot has its findings beside it.
-  if (figures.length && !series.length) drawn.append(element("div", { class: "grid" }, ...figures, element("div", {}, ...findings)));
-  else drawn.append(...figures, ...findings);
-  if (figures.length) drawn.style.gridColumn = "1 / -1";
+  if (one.table.length) {
+    const [head, ...rows] = one.table;
+    // Without a plot, the rows of each phase are a table beside the other's.
+    const kind = (row) => (series.length ? "" : row[0].split(",")[0]);
+    const tables = [...new Set(rows.map(kind))].map((name) => table(head, rows.filter((row) => kind(row) === name)));
+    drawn.append(element("div", { class: tables.length > 1 ? "grid" : "stack" }, ...tables));
+    drawn.style.gridColumn = "1 / -1";
+  }
+  drawn.append(...findings);
   return drawn;
 }
 

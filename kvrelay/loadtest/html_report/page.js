@@ -39,7 +39,7 @@ function paths(run) {
   const errors = run.errors.length
     ? table(["status", "requests", "first message"], run.errors.map((one) => [one.code, String(one.count), one.first]), [2])
     : element("p", { class: "sub", style: "margin:12px 0 0" }, "No errors.");
-  return card("Paths and errors", "Number of requests by path and reason. n stands for a number.", ...rows, element("div", { style: "height:10px" }), errors);
+  return card("Paths and errors", "Number of requests by path and reason. n stands for a number or a time.", ...rows, element("div", { style: "height:10px" }), errors);
 }
 
 // Headline numbers
