@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvrelay.cli.generate import Model, Seed, Target, Temperature
+from kvrelay.cli.generate import MAX_PROMPT, Model, Seed, Target, Temperature
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.answer import print_answer
 from kvrelay.cli.terminal.notes import note, wrapped
 from kvrelay.cli.views import render
+from kvrelay.config.bounded_file import bounded_lines, file_bytes
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Conversation:
             self._note("/file needs the path of a text file.")
             return
         try:
-            self._ask(Path(name).expanduser().read_text(encoding="utf-8"))
+            self._ask(file_bytes(Path(name).expanduser(), MAX_PROMPT).decode("utf-8-sig"))
         except UnicodeDecodeError:
             self._note(f"{name} is not UTF-8.")
         except OSError as error:
@@ -197,7 +198,11 @@ def _is_terminal() -> bool:
 def _lines() -> Iterator[str]:
     """Yields the lines of stdin until its end. On a terminal, with a prompt and a history."""
     if not _is_terminal():
-        yield from sys.stdin or ()
+        if sys.stdin is not None:
+            try:
+                yield from bounded_lines(sys.stdin, MAX_PROMPT)
+            except OSError as error:
+                raise InvalidArgument(f"stdin cannot be read: {error.strerror}") from None
         return
     history = _open_history()
     try:

@@ -14,11 +14,15 @@ from rich.console import Console
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.answer import print_answer
 from kvrelay.cli.views import render
+from kvrelay.config.bounded_file import file_bytes, read_at_most
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.ledger_json import ledger_to_json
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion, Stream
+
+# Bytes of a prompt: the router takes no larger message.
+MAX_PROMPT = 4 * 2**20
 
 Target = Annotated[
     str,
@@ -145,7 +149,10 @@ def _prompt(argument: str, file: Path | None) -> str:
         raise InvalidArgument("stdin is closed; give PROMPT or --file FILE", field="prompt")
     name = "stdin" if file is None else str(file)
     try:
-        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        if file is None:
+            raw = read_at_most(sys.stdin.buffer, MAX_PROMPT)
+        else:
+            raw = file_bytes(file, MAX_PROMPT)
         # Editors may begin a file with a byte order mark.
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,8 +160,9 @@ def _prompt(argument: str, file: Path | None) -> str:
             f"{name} is not UTF-8 at byte {error.start}; convert it to UTF-8", field="prompt"
         ) from None
     except OSError as error:
+        source = name if file is None else f"--file {name}"
         raise InvalidArgument(
-            f"--file {name} cannot be read: {error.strerror}", field="prompt"
+            f"{source} cannot be read: {error.strerror}", field="prompt"
         ) from None
 
 

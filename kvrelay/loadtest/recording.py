@@ -13,6 +13,7 @@ from typing import get_args
 from autoscaler.replay import Moment
 from autoscaler.scaling_policy import PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
+from kvrelay.config.bounded_file import bounded_lines
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.series import first_tokens, token_gaps
 from kvrelay.loadtest.report.sweep_report import Report
@@ -81,7 +82,7 @@ def read_moments(file: Path) -> list[Moment]:
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(_rows(file, csv.reader(lines)))
+            rows = list(_rows(file, csv.reader(bounded_lines(lines))))
     except OSError as error:
         raise InvalidArgument(f"{file}: {error.strerror}", field="metrics") from error
     except (UnicodeDecodeError, csv.Error) as error:

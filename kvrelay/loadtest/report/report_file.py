@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvrelay.config.bounded_file import file_bytes
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.row_json import row_from_json, row_to_json
 from kvrelay.loadtest.report.sweep_report import Report
@@ -20,6 +21,8 @@ from kvrelay.loadtest.traces.replay import Cut
 FORMAT = "kvrelay-loadtest-1"
 SWEEP_FORMAT = "kvrelay-loadtest-sweep-1"
 Json = dict[str, Any]
+# Bytes of a report: those of some million requests.
+_MAX_REPORT = 2**30
 
 
 def save(result: Report | Sweep, file: Path) -> None:
@@ -41,7 +44,7 @@ def load(file: Path) -> Report | Sweep:
     InvalidArgument.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        document = json.loads(file_bytes(file, _MAX_REPORT), parse_constant=_refuse)
     except OSError as error:
         raise InvalidArgument(f"{file}: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):

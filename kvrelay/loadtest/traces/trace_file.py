@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvrelay.config.bounded_file import bounded_lines
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.traces import trace_azure, trace_servegen
@@ -32,9 +33,8 @@ def read_trace(
             )
             return
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield from from_second(
-                (read_mooncake if form == "mooncake" else read_azure)(path, lines), begin
-            )
+            read = read_mooncake if form == "mooncake" else read_azure
+            yield from from_second(read(path, bounded_lines(lines)), begin)
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}", field="trace") from error
     except UnicodeDecodeError as error:

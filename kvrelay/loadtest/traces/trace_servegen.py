@@ -20,6 +20,7 @@ from operator import mul
 from pathlib import Path
 from random import Random
 
+from kvrelay.config.bounded_file import bounded_lines, file_bytes
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.rate import Stage, arrivals
@@ -27,6 +28,8 @@ from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
 _WINDOW_S = 600.0
+# Bytes of the lengths of a client.
+_MAX_DATASET = 2**28
 # Below the lower bound, the mean of a Weibull distribution is too large for a float. Recorded
 # shapes are 0.01 to 365.
 _SHAPES = (0.006, 1e6)
@@ -120,7 +123,7 @@ def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Cl
     clients = []
     for file in files:
         with file.open(encoding="utf-8-sig", newline="") as lines:
-            windows = tuple(_windows(file, lines))
+            windows = tuple(_windows(file, bounded_lines(lines)))
         lengths = _lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))
         clients.append(Client(file.name, windows, (default, *lengths)))
     return clients
@@ -177,7 +180,7 @@ def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
         return []
     found = []
     try:
-        for begin, entry in json.loads(file.read_text(encoding="utf-8")).items():
+        for begin, entry in json.loads(file_bytes(file, _MAX_DATASET)).items():
             both = [ast.literal_eval(entry[name]) for name in ("input_tokens", "output_tokens")]
             if all(both):
                 prompts, answers = map(Empirical.of, both)
