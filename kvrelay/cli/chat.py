@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +22,12 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 if TYPE_CHECKING:
     from kvrelay.client import Client, Completion, Stream
     from kvrelay.client.request import GenerateOptions
+    from kvrelay.wire.inference import ModelInfo
 
 _PROMPT = "> "
 _HELP = """\
 /system TEXT  instruct the model; without TEXT, show the instruction
+/model NAME   go on with another model; without NAME, show the models
 /ledger       show the latency breakdown after each answer, or stop showing it
 /file FILE    send the content of a file
 /reset        begin a new conversation
@@ -69,13 +71,14 @@ def chat(
     with kvrelay.Client(
         target.split(","), token=connection.token(), tls=connection.tls()
     ) as client:
-        models = [one.id for one in client.models()]
-        if model and model not in models:
+        models = client.models()
+        served = ", ".join(one.id for one in models)
+        if model:
+            _check_model(model, models, "--model")
+        elif sum(not one.parent for one in models) > 1:
             raise InvalidArgument(
-                f"--model: {model!r:.80} is not served; served are {', '.join(models)}",
-                field="model",
+                f"{target} serves several models; name one with --model: {served}", field="model"
             )
-        served = ", ".join(models)
         options: GenerateOptions = {
             "model": model,
             "max_tokens": max_tokens,
@@ -129,6 +132,8 @@ class Conversation:
             case "/system":
                 self._system = rest or self._system
                 self._note(f"Instruction: {self._system or 'none'}")
+            case "/model":
+                self._choose_model(rest)
             case "/ledger":
                 self._shows_ledger = not self._shows_ledger
                 self._note(f"The ledger is {'shown' if self._shows_ledger else 'not shown'}.")
@@ -139,6 +144,18 @@ class Conversation:
             case _:
                 self._ask(line.strip())
         return True
+
+    def _choose_model(self, name: str) -> None:
+        try:
+            models = self._client.models()
+            if name:
+                _check_model(name, models, "/model")
+                self._options["model"] = name
+        except KvRelayError as error:
+            self._note(error.message)
+            return
+        served = ", ".join(one.id for one in models)
+        self._note(f"Model: {self._options['model'] or models[0].id}; served are {served}.")
 
     def _send_file(self, name: str) -> None:
         if not name:
@@ -188,6 +205,15 @@ def _kept(stream: Stream, pieces: list[str]) -> Iterator[str]:
     for event in stream:
         pieces.append(event.text)
         yield event.text
+
+
+def _check_model(name: str, models: Sequence[ModelInfo], source: str) -> None:
+    """Raises InvalidArgument unless a model has this name. `source`: what named it."""
+    served = [one.id for one in models]
+    if name not in served:
+        raise InvalidArgument(
+            f"{source}: {name!r:.80} is not served; served are {', '.join(served)}", field="model"
+        )
 
 
 def _is_terminal() -> bool:

@@ -15,8 +15,9 @@ NOTHING_LISTENS = (
     "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its line "
     "`kvrelay ready`"
 )
-# A router's advice. It does not know how its client is given a deadline.
+# A router's advice. It does not know how its client is given a deadline or a model.
 _LATER = "send a later deadline"
+_NAME_A_MODEL = "name one"
 # (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES.
 _MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
 _HINTS = (
@@ -63,6 +64,11 @@ _HINTS = (
         _MORE_TIME,
     ),
     (
+        Code.INVALID_ARGUMENT,
+        _NAME_A_MODEL,
+        "name one (--model NAME, or model=)",
+    ),
+    (
         Code.RESOURCE_EXHAUSTED,
         "Received message larger than max",
         "a request has at most 4 MiB; shorten the prompt",
@@ -92,7 +98,7 @@ def with_hint(error: KvRelayError, listener: str) -> KvRelayError:
             if words in _NOISE:
                 host, port, _ = error.message.split(":", 2)
                 error.message = f"{host}:{port}: {told}"
-            elif words == _LATER:
+            elif words in (_LATER, _NAME_A_MODEL):
                 error.message = error.message.replace(words, told)
             else:
                 error.message = f"{error.message}. {told[0].upper()}{told[1:]}"

@@ -77,6 +77,7 @@ class ScriptedRouter(wire.InferenceServiceServicer):
         self.cancelled = threading.Event()
         self.hanging = threading.Event()
         self.list_errors: list[KvRelayError] = []
+        self.models = ["demo"]
 
     async def Generate(
         self, request: wire.pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -106,7 +107,10 @@ class ScriptedRouter(wire.InferenceServiceServicer):
         if self.list_errors:
             await abort(context, self.list_errors.pop(0))
         return wire.models_to_proto(
-            [wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", vocab_size=337)]
+            [
+                wire.ModelInfo(name, 4096, "float32", "LlamaForCausalLM", vocab_size=337)
+                for name in self.models
+            ]
         )
 
     def _obedient(self, request: wire.GenerateRequest) -> list[wire.GenerateResponse]:

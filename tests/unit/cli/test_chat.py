@@ -86,7 +86,24 @@ def test_commands(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "/nonsense is no command; /help lists them." in shown
     assert shown.count("TTFT, the sum") == 1
     documented = re.findall(r"^(/\w+)", shown[shown.index("/system TEXT") :], re.MULTILINE)
-    assert documented == ["/system", "/ledger", "/file", "/reset", "/quit"]
+    assert documented == ["/system", "/model", "/ledger", "/file", "/reset", "/quit"]
+
+
+def test_one_of_several_models_is_named_at_the_start_and_changed_in_the_conversation(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = ScriptedRouter()
+    router.models = ["small", "big/Model-X"]
+    assert talk(["Hi"], router, monkeypatch, code=2) == []
+    told = "serves several models; name one with --model: small, big/Model-X\n"
+    assert capsys.readouterr().err.endswith(told)
+    lines = ["One", "/model big/Model-X", "Two", "/model none", "/model", "Three"]
+    talk(lines, router, monkeypatch, "--model", "small")
+    assert [request.model for request in router.requests] == ["small", *["big/Model-X"] * 2]
+    assert [len(request.messages) for request in router.requests] == [1, 3, 5]
+    notes = capsys.readouterr().err
+    assert "/model: 'none' is not served; served are small, big/Model-X\n" in notes
+    assert notes.count("Model: big/Model-X; served are small, big/Model-X.\n") == 2
 
 
 def test_a_failed_answer_is_one_line_and_not_kept(

@@ -314,7 +314,8 @@ async def test_the_command_line_shows_all_models_and_changes_one(
     documents = json.loads(await shown("status", "--json"))
     assert [one["model"] for one in documents] == list(NAMES)
     assert json.loads(await shown("status", "--json", "--model", "large"))["model"] == "large"
-    assert "name one" in await shown("scale", "prefill=0")
+    for words in (["scale", "prefill=0"], ["restart"], ["adapters", "unload", "x"]):
+        assert "'idle'; name one (--model NAME, or model=)\n" in await shown(*words)
     assert "did you mean 'large'" in await shown("status", "--model", "larg")
     assert await shown("scale", "prefill=0", "--model", "large") == "prefill=0 decode=1\n"
 
