@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -14,8 +15,8 @@ from kvrelay.bench.report import EngineReport
 
 
 def report_view(report: EngineReport) -> RenderableType:
-    """Returns the tables. Times are medians in milliseconds. A share is the limit's time divided by
-    kvrelay's. A ratio above 1 means that the peer is slower.
+    """Returns the tables. Times are medians in milliseconds. A share is the time of one limit
+    divided by kvrelay's. A ratio above 1 means that the peer is slower.
     """
     limits = report.limits
     rates = ", ".join(f"{dtype} {rate / 1e12:.3f}" for dtype, rate in limits.matrix_rates.items())
@@ -33,29 +34,30 @@ def report_view(report: EngineReport) -> RenderableType:
     title = f"prefill in chunks of {report.chunk_tokens} tokens"
     return Group(
         *head,
-        _table(report, title, report.prefill),
-        _table(report, "decode, per step", report.decode),
+        _table(report, title, "tokens", report.prefill),
+        _table(report, "decode, per step", "batch x\ncontext", report.decode),
         *_fits(report),
     )
 
 
-def _table(report: EngineReport, title: str, results: Sequence[Measured]) -> Table:
+def _table(report: EngineReport, title: str, case: str, results: Sequence[Measured]) -> Table:
     ours, *peers = report.names
-    table = Table(title=f"{title}, ms", title_justify="left")
-    of_peers = [column for peer in peers for column in (peer, "ratio")]
+    # With boxes around the cells, a terminal of 80 columns cuts the headers.
+    table = Table(title=f"{title}, ms", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    # The name of a peer, and its version below.
+    of_peers = [column for peer in peers for column in (peer.replace(" ", "\n"), "ratio")]
     for column in (
-        "",
+        case,
         ours,
         "tokens/s",
         *of_peers,
         "limit",
         "bound",
-        "share",
-        "compute share",
-        "memory share",
+        "compute\nshare",
+        "memory\nshare",
     ):
         table.add_column(
-            column, justify="left" if column in ("", "bound") else "right", no_wrap=True
+            column, justify="left" if column in (case, "bound") else "right", no_wrap=True
         )
     for result in results:
         bound = report.bound(result.case)
@@ -69,10 +71,7 @@ def _table(report: EngineReport, title: str, results: Sequence[Measured]) -> Tab
             *([f"{ratio:.2f}"] if ratio is not None else []),
             _milliseconds(bound.seconds),
             bound.name,
-            *(
-                f"{least / seconds:.0%}"
-                for least in (bound.seconds, bound.compute_seconds, bound.memory_seconds)
-            ),
+            *(f"{least / seconds:.0%}" for least in (bound.compute_seconds, bound.memory_seconds)),
         )
     return table
 
@@ -98,11 +97,9 @@ def _fits(report: EngineReport) -> list[str]:
 
 def _name(result: Measured) -> str:
     case = result.case
-    return (
-        f"batch {case.batch}, context {case.context}"
-        if isinstance(case, DecodeCase)
-        else f"{case.tokens} tokens"
-    )
+    if isinstance(case, DecodeCase):
+        return f"{case.batch} x {case.context}"
+    return str(case.tokens)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -27,9 +28,14 @@ def report_view(report: HandoffReport) -> RenderableType:
     return Group(*head, _rates(report), _exposed(report))
 
 
+def _table(title: str) -> Table:
+    # With boxes around the cells, a terminal of 80 columns cuts the headers.
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def _rates(report: HandoffReport) -> Table:
-    table = Table(title=f"hand-off of {report.model}'s KV", title_justify="left")
-    for column in ("transport", "MiB", "ms", "GB/s", "limit", "share", "digest overhead"):
+    table = _table(f"hand-off of {report.model}'s KV")
+    for column in ("transport", "MiB", "ms", "GB/s", "limit", "share", "digest\noverhead"):
         table.add_column(column, justify="left" if column in ("transport", "limit") else "right")
     for rate in report.rates:
         if rate.digests:
@@ -46,18 +52,15 @@ def _rates(report: HandoffReport) -> Table:
 
 
 def _exposed(report: HandoffReport) -> Table:
-    table = Table(
-        title=f"hand-off during prefill, chunks of {report.chunk_tokens} tokens",
-        title_justify="left",
-    )
+    table = _table(f"hand-off during prefill, chunks of {report.chunk_tokens} tokens")
     for column in (
         "transport",
         "tokens",
         "MiB",
-        "prefill alone, ms",
+        "prefill\nalone, ms",
         "slowdown",
-        "exposed, ms",
-        "share of prefill",
+        "exposed,\nms",
+        "share of\nprefill",
     ):
         table.add_column(column, justify="left" if column == "transport" else "right")
     for one in report.exposed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -17,19 +18,20 @@ def report_view(report: RouterReport) -> RenderableType:
         f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core "
         f"{report.cores[1]}"
     )
-    table = Table(title="router throughput", title_justify="left")
+    # With boxes around the cells, a terminal of 80 columns cuts the headers.
+    table = Table(title="router throughput", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for column in (
         "endpoint",
         "streams",
-        "offered/s",
-        "delivered/s",
-        "tokens/message",
-        "core use",
-        "tokens/s per core",
-        "added p50, ms",
-        "added p99, ms",
+        "offered\ntokens/s",
+        "delivered\ntokens/s",
+        "tokens/\nmessage",
+        "core\nuse",
+        "tokens/s\nper core",
+        "added ms\np50",
+        "\np99",
     ):
-        table.add_column(column, justify="left" if column == "endpoint" else "right")
+        table.add_column(column, justify="left" if column == "endpoint" else "right", no_wrap=True)
     for one in report.cases:
         table.add_row(
             one.case.endpoint,

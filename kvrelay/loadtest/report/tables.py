@@ -109,7 +109,8 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
     table = Table()
     table.add_column("")
     for name in (*names, "change"):
-        table.add_column(name, justify="right")
+        # The names of files may be longer than a terminal.
+        table.add_column(name, justify="right", overflow="fold")
     rates = second.rates()
     for name, rate in first.rates().items():
         if name in rates:
