@@ -96,8 +96,10 @@ def top(
     try:
         with quit_key() as key, Live(console=console, screen=True, auto_refresh=False) as live:
             for now, trouble in looks(admin, interval, connection, model):
-                view = top_view(now, trouble, console.width)
-                live.update(full_screen(view, f"{key}: quit"), refresh=True)
+                # The last line has the hint.
+                view = top_view(now, trouble, console.width, console.height - 1)
+                others = "   --model NAME: another model" if len(now.models) > 1 else ""
+                live.update(full_screen(view, f"{key}: quit{others}"), refresh=True)
     except KeyboardInterrupt:
         return
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Columns of the full table of workers.
 _WIDE = 140
+# Columns below which tables show only what fits 40 columns.
+_NARROW = 72
 # Columns without a terminal. The default of rich, 80, would cut names.
 _PIPED_WIDTH = 140
 # A change by an operator is not a decision.
@@ -122,10 +124,10 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     if width < _WIDE:
         for worker in broken:
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
-    table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
+    table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status, width)
     tables: list[RenderableType] = [
         table if loads else NO_WORKER,
-        _decision_table(status) if status.decisions else NO_DECISION,
+        _decisions(status, width) if status.decisions else NO_DECISION,
     ]
     tables += [f"delayed: {size_change(one)}: {one.reason}" for one in status.delayed]
     tiers = any(worker.load.tiers for pool in status.pools for worker in pool.workers)
@@ -136,16 +138,20 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     return Group(header, *tables)
 
 
-def _narrow_worker_table(status: ClusterStatus) -> Table:
+def _narrow_worker_table(status: ClusterStatus, width: int) -> Table:
     """Table of workers without the columns that rarely change. Each name contains the pool."""
-    table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("worker", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("pid", "run", "wait", "KV held", "tok/s", "RSS"):
+    is_narrow = width < _NARROW
+    padding = (0, 0 if is_narrow else 1, 0, 0)
+    table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD, padding=padding)
+    table.add_column("worker", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    some = slice(1, 4) if is_narrow else slice(None)
+    for name in ("pid", "run", "wait", "KV held", "tok/s", "RSS")[some]:
         table.add_column(name, justify="right", no_wrap=True)
     for worker in (worker for pool in status.pools for worker in pool.workers):
         _, state, pid, running, waiting, held, speed, _, _, resident, _ = _worker_row(worker)
-        table.add_row(worker.worker_id, state, pid, running, waiting, held, speed, resident)
+        cells = pid, running, waiting, held, speed, resident
+        table.add_row(worker.worker_id, state, *cells[some])
     return table
 
 
@@ -229,13 +235,25 @@ def size_change(decision: ScalingDecision) -> str:
     return f"{decision.pool} {decision.before} → {decision.after}"
 
 
-def _decision_table(status: ClusterStatus) -> Table:
-    table = Table(title="last scaling decisions", title_justify="left")
+def _decisions(status: ClusterStatus, width: int) -> RenderableType:
+    """A table of the last decisions, or a paragraph for each in few columns."""
+    title = "last scaling decisions"
+    rows = [
+        (
+            datetime.fromtimestamp(one.unix_time).astimezone().strftime("%H:%M:%S"),
+            one.pool,
+            f"{one.before} → {one.after}",
+            one.reason,
+        )
+        for one in status.decisions
+    ]
+    if width < _NARROW:
+        return Group(title, *(f"{time} {pool} {change}: {why}" for time, pool, change, why in rows))
+    table = Table(title=title, title_justify="left")
     for name in ("time", "pool", "workers", "reason"):
         table.add_column(name)
-    for one in status.decisions:
-        time = datetime.fromtimestamp(one.unix_time).astimezone().strftime("%H:%M:%S")
-        table.add_row(time, one.pool, f"{one.before} → {one.after}", one.reason)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -4,11 +4,13 @@ narrower ones.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.panel import Panel
 from rich.table import Table
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 # Characters.
 BAR = 12
 DECISIONS = 5
+# On a terminal with too few lines for all workers.
+_FEW_DECISIONS = 2
 # Columns of a terminal that has room for bars, rates and memory.
 _FULL = 72
 # The colours of the status page.
@@ -35,17 +39,51 @@ _POOL_STYLES = {"prefill": "blue", "decode": "green"}
 _WIDTHS = {"state": 8, "run": 4, "wait": 5, "tok/s": 8, "RSS": 8}
 
 
-def top_view(status: ClusterStatus, trouble: str = "", width: int = 80) -> RenderableType:
+def top_view(
+    status: ClusterStatus, trouble: str = "", width: int = 80, height: int | None = None
+) -> RenderableType:
     """Renders a status in `width` columns. `trouble` is the reason why the status is not current;
     empty if it is.
+
+    With a `height` in lines that is too small for all, shows fewer decisions and workers, and the
+    number of the other workers.
     """
+    view = _view(status, trouble, width, DECISIONS)
+    if height is None or _height_of(view, width) <= height:
+        return view
+    workers = [len(pool.workers) for pool in status.pools]
+    others = _height_of(_view(status, trouble, width, _FEW_DECISIONS), width) - sum(workers)
+    return _view(status, trouble, width, _FEW_DECISIONS, rows_that_fit(workers, height - others))
+
+
+def rows_that_fit(workers: Sequence[int], lines: int) -> int:
+    """Returns the most rows of each pool that fit together in `lines`, where a pool with more
+    workers takes one more line. `workers`: of each pool.
+    """
+
+    def needed(most: int) -> int:
+        return sum(min(count, most) + (count > most) for count in workers)
+
+    return next(
+        (most for most in range(max(workers, default=0), 0, -1) if needed(most) <= lines), 0
+    )
+
+
+def _height_of(view: RenderableType, width: int) -> int:
+    return len(Console(width=width).render_lines(view))
+
+
+def _view(
+    status: ClusterStatus, trouble: str, width: int, decisions: int, rows: int | None = None
+) -> RenderableType:
+    """Renders a status with at most so many decisions, and so many workers of each pool."""
     pool_of = _pool if width >= _FULL else _narrow_pool
     parts: list[RenderableType] = [
         _header(status, trouble, width),
-        *(pool_of(one) for one in status.pools),
+        *(pool_of(one, rows) for one in status.pools),
     ]
     if status.decisions:
-        parts.append(_decisions(status.decisions[:DECISIONS]))
+        parts.append(_decisions(status.decisions[:decisions]))
     else:
         parts.append(Text(NO_DECISION, "dim"))
     parts += (_delayed(one) for one in status.delayed)
@@ -71,6 +109,7 @@ def bar(share: float, style: str = "green") -> Text:
 
 
 def _header(status: ClusterStatus, trouble: str, width: int) -> Panel:
+    of_models = f" (1 of {len(status.models)} models)" if len(status.models) > 1 else ""
     lines = _figures(status, width)
     if status.registry != "ok":
         lines.append(Text(f"registry: {status.registry}", "yellow"))
@@ -84,7 +123,7 @@ def _header(status: ClusterStatus, trouble: str, width: int) -> Panel:
         lines.append(Text(f"last known state, retrying: {trouble}", "bold red"))
     return Panel(
         Text("\n").join(lines),
-        title=f"kvrelay {status.model}",
+        title=f"kvrelay {status.model}{of_models}",
         title_align="left",
         border_style="red" if trouble else "",
     )
@@ -114,33 +153,37 @@ def _figures(status: ClusterStatus, width: int) -> list[Text]:
     return lines
 
 
-def _pool(pool: PoolStatus) -> Table:
-    table = _pool_table(pool, min_width=10)
+def _pool(pool: PoolStatus, rows: int | None) -> Table:
+    table = _pool_table(pool, rows, min_width=10)
     table.add_column("state", no_wrap=True, min_width=_WIDTHS["state"])
     for name in ("run", "wait"):
         table.add_column(name, justify="right", no_wrap=True, min_width=_WIDTHS[name])
     table.add_column("KV held", no_wrap=True, min_width=BAR + 5)
     for name in ("tok/s", "RSS"):
         table.add_column(name, justify="right", no_wrap=True, min_width=_WIDTHS[name])
-    for worker in pool.workers:
+    for worker in pool.workers[:rows]:
         table.add_row(*_worker(worker))
     return table
 
 
-def _narrow_pool(pool: PoolStatus) -> Table:
+def _narrow_pool(pool: PoolStatus, rows: int | None) -> Table:
     """The same without bars, rates and memory."""
-    table = _pool_table(pool, min_width=6)
+    table = _pool_table(pool, rows, min_width=6)
     table.add_column("state", no_wrap=True, min_width=_WIDTHS["state"])
     for name in ("run", "wait", "KV"):
         table.add_column(name, justify="right", no_wrap=True, min_width=4)
-    for worker in pool.workers:
+    for worker in pool.workers[:rows]:
         worker_id, state, running, queued, *_ = _worker(worker)
         table.add_row(worker_id, state, running, queued, f"{_held(worker.load):.0%}")
     return table
 
 
-def _pool_table(pool: PoolStatus, min_width: int) -> Table:
-    """Returns a table with the title of the pool and the column of the workers' names."""
+def _pool_table(pool: PoolStatus, rows: int | None, min_width: int) -> Table:
+    """Returns a table with the title of the pool and the column of the workers' names. Below it is
+    the number of the workers that have no row.
+    """
+    hidden = Counter(worker.state for worker in _hidden(pool, rows))
+    told = ", ".join(f"{count} {state}" for state, count in hidden.items())
     ready = sum(worker.state == "ready" for worker in pool.workers)
     table = Table(
         title=Text.assemble(
@@ -150,12 +193,19 @@ def _pool_table(pool: PoolStatus, min_width: int) -> Table:
         ),
         title_justify="left",
         title_style="",
+        caption=f"+{hidden.total()} more: {told}" if hidden else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         expand=True,
         padding=(0, 1 if min_width >= 10 else 0, 0, 0),
     )
     table.add_column("worker", no_wrap=True, ratio=1, min_width=min_width)
     return table
+
+
+def _hidden(pool: PoolStatus, rows: int | None) -> Sequence[WorkerStatus]:
+    return () if rows is None else pool.workers[rows:]
 
 
 def _held(load: WorkerLoad) -> float:

@@ -106,6 +106,7 @@ class ScriptedCluster(wire.ClusterServiceServicer):
         self.sizes = {"prefill": 1, "decode": 2}
         self.drained: list[str] = []
         self.left = threading.Event()
+        self.watched = STATUS
 
     async def GetStatus(
         self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -117,7 +118,7 @@ class ScriptedCluster(wire.ClusterServiceServicer):
     ) -> AsyncIterator[wire.pb.ClusterStatus]:
         assert request.interval_seconds == 0.5
         try:
-            yield wire.cluster_status_to_proto(STATUS)
+            yield wire.cluster_status_to_proto(self.watched)
             await asyncio.Event().wait()
         finally:
             self.left.set()
@@ -248,6 +249,19 @@ def test_status_fits_a_narrow_terminal() -> None:
         assert line.split()[2] == str(worker.pid or "-")
     assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
     assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits, 2 errors: No" in text
+
+
+def test_status_fits_40_columns() -> None:
+    out = io.StringIO()
+    Console(file=out, width=40, markup=False).print(status_view(STATUS, 40))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "…" not in out.getvalue()
+    rows = [line.split() for line in lines]
+    assert ["worker", "state", "run", "wait", "KV", "held"] in rows
+    assert ["prefill-[red", "ready", "3", "2", "25%"] in rows, "a long name has two lines"
+    assert ["decode-0", "draining", "0", "0", "-"] in rows
+    assert any("decode 1 → 2: queue_depth 9" in line for line in lines)
 
 
 @pytest.mark.parametrize(("columns", "most"), [(None, 100), ("80", 80), ("", 100), ("0", 100)])
@@ -484,6 +498,7 @@ def test_top_needs_a_terminal(capsys: Output) -> None:
 @pytest.mark.parametrize("ends", ["Ctrl-C", "q"])
 def test_top_shows_the_cluster_until_it_is_ended(ends: str) -> None:
     cluster = ScriptedCluster()
+    cluster.watched = replace(STATUS, models=("demo", "large"))
     ours, theirs = pty.openpty()
     with serving(cluster) as admin:
         process = subprocess.Popen(
@@ -508,6 +523,7 @@ def test_top_shows_the_cluster_until_it_is_ended(ends: str) -> None:
         while f"{ends}: quit".encode() not in shown:
             shown += os.read(ours, 65536)
         assert b"queue_depth 9 over 4" in shown
+        assert b"quit   --model NAME: another model" in shown
         if ends == "q":
             os.write(ours, b"xq")
         else:

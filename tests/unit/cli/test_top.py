@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from support.scripted_router import serving
 
 from kvrelay.cli.status import looks
-from kvrelay.cli.views.top_view import bar, full_screen, top_view
+from kvrelay.cli.views.top_view import bar, full_screen, rows_that_fit, top_view
 from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
 from kvrelay.types.control_plane import RouterLoad, ScalingDecision
@@ -69,6 +71,19 @@ STATUS = wire.ClusterStatus(
         ),
     ),
 )
+
+
+def busy(prefill: int, decode: int) -> wire.ClusterStatus:
+    pools = [
+        replace(
+            pool,
+            workers=tuple(
+                replace(pool.workers[0], worker_id=f"{pool.name}-{n}") for n in range(count)
+            ),
+        )
+        for pool, count in zip(STATUS.pools, (prefill, decode), strict=True)
+    ]
+    return replace(STATUS, pools=tuple(pools), pending=())
 
 
 def shown(status: wire.ClusterStatus, trouble: str = "", width: int = 80) -> str:
@@ -161,6 +176,43 @@ def test_the_last_line_of_the_screen_is_the_hint() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 12
     assert lines[-1].strip() == "q: quit"
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (4, 6), (1, 500), (0, 9), (100, 100)])
+@pytest.mark.parametrize(("width", "height"), [(80, 23), (40, 26), (120, 23), (80, 60)])
+def test_a_screen_of_few_lines_counts_the_workers_that_it_leaves_out(
+    prefill: int, decode: int, width: int, height: int
+) -> None:
+    out = io.StringIO()
+    status = busy(prefill, decode)
+    Console(file=out, width=width).print(top_view(status, width=width, height=height))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= height
+    assert sum("1 → 2" in line for line in lines) >= 2, "decisions stay"
+    for pool, count in (("prefill", prefill), ("decode", decode)):
+        rows = sum(line.split()[:1] == [f"{pool}-{n}"] for line in lines for n in range(count))
+        state = "ready" if pool == "prefill" else "starting"
+        told = f"+{count - rows} more: {count - rows} {state}"
+        assert (told in (line.strip() for line in lines)) is (rows < count)
+        assert rows > 0 or count == 0
+    if height == 60:
+        assert prefill + decode > 30 or not any("more:" in line for line in lines)
+
+
+@given(st.lists(st.integers(0, 30), max_size=2), st.integers(0, 40))
+def test_no_more_rows_would_fit(workers: list[int], lines: int) -> None:
+    def needed(most: int) -> int:
+        return sum(min(count, most) + (count > most) for count in workers)
+
+    most = rows_that_fit(workers, lines)
+    assert needed(most) <= lines or most == 0
+    assert most == max(workers, default=0) or needed(most + 1) > lines
+
+
+def test_the_model_of_several_is_told() -> None:
+    several = replace(STATUS, models=("demo", "large"))
+    assert "kvrelay demo (1 of 2 models)" in shown(several, width=40)
+    assert "models" not in shown(replace(STATUS, models=("demo",)))
 
 
 def test_without_decisions_the_view_says_so() -> None:
