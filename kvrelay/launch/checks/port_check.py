@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvrelay.config.listen import ENDPOINTS, ListenConfig
 from kvrelay.errors import ConfigError
 
 
 def check_ports(listen: ListenConfig) -> None:
-    """Raises ConfigError if an address is not free, or if two listeners have one port."""
+    """Raises ConfigError, which names all of them, if addresses are not free, or if two listeners
+    have one port.
+    """
     held: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    problems: list[str] = []
     with contextlib.ExitStack() as sockets:
         for endpoint in ENDPOINTS:
             address: str = getattr(listen, endpoint)
@@ -21,8 +26,28 @@ def check_ports(listen: ListenConfig) -> None:
             try:
                 sockets.enter_context(_bound(host.strip("[]"), int(port)))
             except OSError as error:
-                raise ConfigError(_message(endpoint, address, held, error)) from None
-            held[endpoint] = address
+                ports = {one.rpartition(":")[2] for one in held.values()}
+                if error.errno == errno.EADDRINUSE and port not in ports:
+                    taken[endpoint] = address
+                else:
+                    problems.append(_message(endpoint, address, held, error))
+            else:
+                held[endpoint] = address
+    if taken:
+        problems.insert(0, _taken(taken))
+    if problems:
+        raise ConfigError(". ".join(problems))
+
+
+def _taken(addresses: Mapping[str, str]) -> str:
+    """Says that other processes have these addresses, by listener, and what to do."""
+    names = ", ".join(f"listen.{endpoint}" for endpoint in addresses)
+    options = ", ".join(f"listen.{endpoint} (--{endpoint}-port)" for endpoint in addresses)
+    return (
+        f"{names}: cannot listen on {', '.join(addresses.values())}: "
+        f"{os.strerror(errno.EADDRINUSE)}; if a cluster runs already, use it or stop it; otherwise "
+        f"set {options} to {'a free port' if len(addresses) == 1 else 'free ports'} or to 0"
+    )
 
 
 def _message(endpoint: str, address: str, held: dict[str, str], error: OSError) -> str:
@@ -38,8 +63,6 @@ def _message(endpoint: str, address: str, held: dict[str, str], error: OSError) 
                 return f"listen.{endpoint}: {address} is listen.{holder} too{also}; {other}"
     reason = error.strerror or str(error)
     hint = {
-        errno.EADDRINUSE: "if a cluster runs already, use it or stop it; otherwise set "
-        f"listen.{endpoint} (--{endpoint}-port) to a free port or to 0",
         errno.EACCES: f"{other}; ports below 1024 need the capability CAP_NET_BIND_SERVICE",
     }.get(
         error.errno or 0,

@@ -122,6 +122,13 @@ def test_a_port_in_use_or_given_twice_is_found(tmp_path: Path, capsys: Output) -
         found = problem(listen)
         assert found.startswith(f"listen.http: cannot listen on {address}: ")
         assert "if a cluster runs already, use it or stop it; otherwise set listen.http" in found
+        with socket.create_server(("127.0.0.1", 0)) as third:
+            more = f"127.0.0.1:{third.getsockname()[1]}"
+            assert problem(listen.replace("grpc: 127.0.0.1:0", f"grpc: {more}")) == (
+                f"listen.grpc, listen.http: cannot listen on {more}, {address}: Address already in "
+                "use; if a cluster runs already, use it or stop it; otherwise set listen.grpc "
+                "(--grpc-port), listen.http (--http-port) to free ports or to 0."
+            )
     # On one port, also if the two addresses only mean the same.
     for admin in (address, address.replace("127.0.0.1", "localhost")):
         found = problem(listen.replace("admin: 127.0.0.1:0", f"admin: {admin}"))
