@@ -12,9 +12,9 @@ import typer
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.experiments.bench import progress_bars
 from kvrelay.cli.loadtest.options import can_be_written
+from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.cli.terminal import interrupt
-from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
 from kvrelay.models import resolve_model
 
@@ -74,12 +74,12 @@ def lab(
     console().print(_view(found))
     if figures.disturbance:
         note(figures.disturbance)
-    write(html, lab_page(figures))
-    note(f"saved {html}; open it in a browser")
-    if file is not None:
-        content = {"figures": asdict(figures), "experiments": [asdict(one) for one in found]}
-        write(file, json.dumps(content, indent=1) + "\n")
-        note(f"saved {file}")
+    content = {"figures": asdict(figures), "experiments": [asdict(one) for one in found]}
+    if not write_results(
+        (html, lambda path: write(path, lab_page(figures))),
+        (file, lambda path: write(path, json.dumps(content, indent=1) + "\n")),
+    ):
+        raise typer.Exit(1)
 
 
 def _view(found: tuple[Experiment, ...]) -> RenderableType:

@@ -13,7 +13,7 @@ import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest import options
-from kvrelay.cli.terminal.notes import note
+from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 
@@ -204,14 +204,14 @@ def _single(inputs: _Inputs, point: Point, file: Path | None, html: Path | None)
 
     report = _run(inputs, point)
     render.console().print(report_table(report))
-    if file is not None:
-        save(report, file)
-    if html is not None:
-        write(html, page(report))
-    _saved(file, html)
+    all_saved = write_results(
+        (file, lambda path: save(report, path)), (html, lambda path: write(path, page(report)))
+    )
     if not report.answered:
         first = report.rows[0].message if report.rows else "no request ended"
         raise InvalidArgument(f"no request was answered; the first: {first}")
+    if not all_saved:
+        raise typer.Exit(1)
 
 
 def _sweep(
@@ -236,19 +236,14 @@ def _sweep(
     out = render.console()
     out.print(sweep_view(found, out.width))
     document = sweep_to_json(found, inputs.load.options())
-    if file is not None:
-        write(file, json.dumps(document, allow_nan=False) + "\n")
-    if html is not None:
-        write(html, pareto_page(document))
-    _saved(file, html)
+    all_saved = write_results(
+        (file, lambda path: write(path, json.dumps(document, allow_nan=False) + "\n")),
+        (html, lambda path: write(path, pareto_page(document))),
+    )
     if best is not None and not best[1].answered:
         raise InvalidArgument("no request was answered at any point of the sweep")
-
-
-def _saved(*files: Path | None) -> None:
-    for path in files:
-        if path is not None:
-            note(f"saved {path}")
+    if not all_saved:
+        raise typer.Exit(1)
 
 
 def _prepared(inputs: _Inputs, point: Point) -> tuple[options.Load, Scenario]:

@@ -9,6 +9,7 @@ import typer
 
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.loadtest import options
+from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.terminal.notes import note
@@ -124,8 +125,7 @@ def run(
     )
     report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
-    _write(report, file, html)
-    _exit(_complaints(report, expect_path, allow_local), report.interrupted, file, html)
+    _exit(report, _complaints(report, expect_path, allow_local), report.interrupted, file, html)
 
 
 @app.command()
@@ -200,12 +200,11 @@ def sweep(
     load = options.workload(None, None, burstiness, num_requests, duration, *lengths)
     found = run_sweep(settings, load, options.sweep_rates(rates), attainment, precision)
     render.console().print(sweep_table(found))
-    _write(found, file, html)
     reports = [report for _, report in found.runs]
     complaints = [_dead(rate, report) for rate, report in found.dead]
     if not allow_local:
         complaints += [text for report in reports for text in _strayed(report)]
-    _exit(complaints, any(report.interrupted for report in reports), file, html)
+    _exit(found, complaints, any(report.interrupted for report in reports), file, html)
 
 
 @app.command()
@@ -221,9 +220,10 @@ def report(
     from kvrelay.loadtest.report.tables import report_table, sweep_table
     from kvrelay.loadtest.sweep import Sweep
 
+    options.can_be_written(html)
     found = load(file)
     render.console().print(sweep_table(found) if isinstance(found, Sweep) else report_table(found))
-    _write(found, None, html)
+    _exit(found, [], False, None, html)
 
 
 @app.command()
@@ -240,21 +240,12 @@ def compare(
     from kvrelay.loadtest.report.report_file import load_report, write
     from kvrelay.loadtest.report.tables import comparison_table
 
+    options.can_be_written(html)
     reports = load_report(first), load_report(second)
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
     if html is not None:
         write(html, compare_page(reports, names))
     render.console().print(comparison_table(*reports, names))
-
-
-def _write(result: Report | Sweep, file: Path | None, html: Path | None) -> None:
-    from kvrelay.loadtest.html_report import page
-    from kvrelay.loadtest.report.report_file import save, write
-
-    if file is not None:
-        save(result, file)
-    if html is not None:
-        write(html, page(result))
 
 
 def _complaints(report: Report, expect_path: str | None, allow_local: bool) -> list[str]:
@@ -290,13 +281,23 @@ def _dead(rate: float, report: Report) -> str:
     )
 
 
-def _exit(complaints: list[str], interrupted: bool, *written: Path | None) -> None:
+def _exit(
+    result: Report | Sweep,
+    complaints: list[str],
+    interrupted: bool,
+    file: Path | None,
+    html: Path | None,
+) -> None:
+    """Tells the complaints, writes the files, and exits with the code of the test."""
+    from kvrelay.loadtest.html_report import page
+    from kvrelay.loadtest.report.report_file import save, write
+
     for one in complaints:
         note(one)
-    for path in written:
-        if path is not None:
-            note(f"saved {path}")
+    all_saved = write_results(
+        (file, lambda path: save(result, path)), (html, lambda path: write(path, page(result)))
+    )
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-    if complaints:
+    if complaints or not all_saved:
         raise typer.Exit(1)

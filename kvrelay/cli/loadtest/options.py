@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from kvrelay.config.special_file import is_special
+
 if TYPE_CHECKING:
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import PlannedRequest, Workload
@@ -200,13 +202,31 @@ def above_zero(**numbers: float | None) -> None:
 
 
 def can_be_written(*files: Path | None) -> None:
-    """Raises typer.BadParameter for a file without an existing folder, before the test starts."""
+    """Raises typer.BadParameter for a file that cannot be written, before the test starts."""
     for file in files:
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise typer.BadParameter(
-                f"{file} cannot be written: "
-                f"{'it is a folder' if file.is_dir() else 'its folder does not exist'}."
-            )
+        if file is None:
+            continue
+        reason = ""
+        if file.is_dir():
+            reason = "it is a folder"
+        elif not file.absolute().parent.is_dir():
+            reason = "its folder does not exist"
+        elif not is_special(file):
+            try:
+                _try_to_write(file)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if reason:
+            raise typer.BadParameter(f"{file} cannot be written: {reason}.")
+
+
+def _try_to_write(file: Path) -> None:
+    """Opens the file for writing, and leaves everything as it was. Raises OSError."""
+    is_new = not file.exists()
+    with file.open("ab"):
+        pass
+    if is_new:
+        file.unlink()
 
 
 def exclude(option: str, others: Mapping[str, object], why: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.config.bounded_file import file_bytes
-from kvrelay.errors import InvalidArgument
+from kvrelay.errors import FailedPrecondition, InvalidArgument
 from kvrelay.loadtest.report.row_json import row_from_json, row_to_json
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Timeline
@@ -26,17 +26,17 @@ _MAX_REPORT = 2**30
 
 
 def save(result: Report | Sweep, file: Path) -> None:
-    """Writes a report or a sweep as JSON. Raises InvalidArgument if the file cannot be written."""
+    """Writes a report or a sweep as JSON. Raises FailedPrecondition like `write`."""
     document = sweep_to_json(result) if isinstance(result, Sweep) else report_to_json(result)
     write(file, json.dumps(document, allow_nan=False) + "\n")
 
 
 def write(file: Path, text: str) -> None:
-    """Writes a text file. Raises InvalidArgument if the file cannot be written."""
+    """Writes a text file. Raises FailedPrecondition if the file cannot be written."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidArgument(f"{file}: {error.strerror}") from error
+        raise FailedPrecondition(f"{file} cannot be written: {error.strerror}") from error
 
 
 def load(file: Path) -> Report | Sweep:

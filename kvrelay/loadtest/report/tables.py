@@ -30,10 +30,9 @@ def report_table(report: Report) -> RenderableType:
     for key, summary in known.items():
         cells = (_milliseconds(getattr(summary, column)) for column in _COLUMNS)
         table.add_row(SHORT_NAMES[key], *cells)
-    answered = (
-        f"{len(report.answered)} of {len(report.rows)} requests answered in "
-        f"{report.duration_s:.2f} s"
-    )
+    answered = f"{len(report.answered)} of {len(report.rows) + report.in_flight} requests answered"
+    if report.rows:
+        answered += f" in {report.duration_s:.2f} s"
     rates = ", ".join(f"{name} {rate:.2f}" for name, rate in report.rates().items())
     lines = [answered, f"per second: {rates}", f"paths: {_counts(report.paths)}"]
     if report.slos:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.scripted_router import LEDGER
 
-from kvrelay.errors import InvalidArgument
+from kvrelay.errors import FailedPrecondition, InvalidArgument
 from kvrelay.loadtest.counters import PrefixCache
 from kvrelay.loadtest.report.report_file import load, load_report, save
 from kvrelay.loadtest.report.row import Row
@@ -119,7 +119,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"absent\.json: No such file"):
         load_report(tmp_path / "absent.json")
-    with pytest.raises(InvalidArgument, match="No such file"):
+    with pytest.raises(FailedPrecondition, match="cannot be written: No such file"):
         save(REPORT, tmp_path / "absent" / "report.json")
 
 

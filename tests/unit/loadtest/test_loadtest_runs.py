@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from support.openai_server import WHY, HttpServer, http_serving, sse
 from support.scripted_router import ScriptedRouter, Step, last, serving, tokens
 
+from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.main import run
 from kvrelay.config.model_sections import RouterConfig
 from kvrelay.errors import ResourceExhausted, Unavailable
@@ -207,6 +208,8 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
             == 130
         )
     thread.join()
+    assert "1 of 2 requests answered in" in capsys.readouterr().out
+    assert run(["loadtest", "report", str(file)]) == 0
     counts = "2 requests were sent, of which 1 were answered, 0 failed and 1 were in flight; 7 were"
     assert f"interrupted: {counts} not sent" in " ".join(capsys.readouterr().out.split())
     assert run(["loadtest", "report", str(file)]) == 0
@@ -215,6 +218,35 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
     assert (document["in_flight"], document["unsent"]) == (1, 7)
     assert document["interrupted"]
     assert len(document["requests"]) == 1
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_test(
+    capsys: Output, tmp_path: Path
+) -> None:
+    router = ScriptedRouter()
+    with serving(router) as target:
+        for option in ("--json", "--html"):
+            assert loadtest("--target", target, *LOAD, option, "/proc/none/x") == 2
+            assert loadtest("--target", target, *LOAD, option, "/proc/none") == 2
+            assert "/proc/none cannot be written: No such file" in capsys.readouterr().err
+    assert not router.requests
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_text("kept")
+    can_be_written(new, old, None)
+    assert not new.exists()
+    assert old.read_text() == "kept"
+
+
+def test_a_disk_that_is_full_at_the_end_costs_one_file(capsys: Output, tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    with serving(ScriptedRouter()) as target:
+        files = ["--json", "/dev/full", "--html", str(page)]
+        assert loadtest("--target", target, *LOAD, *files) == 1
+    out, err = capsys.readouterr()
+    assert "12 of 12 requests answered" in out
+    assert "/dev/full cannot be written: No space left on device" in err
+    assert f"saved {page}" in err
+    assert "</html>" in page.read_text()
 
 
 def test_a_sweep(capsys: Output, tmp_path: Path) -> None:
