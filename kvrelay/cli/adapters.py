@@ -17,7 +17,6 @@ from kvrelay.cli.terminal.help_page import App
 app = App(
     help="Load, unload and list LoRA adapters.",
     epilog="Example: kvrelay adapters load sql ./sql-lora",
-    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name of the adapter in requests.")]

@@ -49,8 +49,8 @@ Seed = Annotated[
 
 def generate(
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")
-    ] = "",
+        str | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")
+    ] = None,
     target: Target = "127.0.0.1:50051",
     model: Model = "",
     max_tokens: Annotated[
@@ -97,9 +97,9 @@ def generate(
     import kvrelay
     from kvrelay.client.connection import Connection
 
-    prompt = _prompt(prompt, file)
+    text = _prompt(prompt, file)
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
-    options: dict[str, Any] = {"messages": [("user", prompt)]} if chat else {"prompt": prompt}
+    options: dict[str, Any] = {"messages": [("user", text)]} if chat else {"prompt": text}
     with (
         kvrelay.Client(
             target.split(","), timeout=timeout, token=connection.token(), tls=connection.tls()
@@ -131,19 +131,18 @@ def _print(stream: Stream) -> None:
         typer.echo(f"(cut at {count} tokens; --max-tokens sets the limit)", err=True)
 
 
-def _prompt(argument: str, file: Path | None) -> str:
+def _prompt(argument: str | None, file: Path | None) -> str:
     """Returns the prompt. Raises BadParameter unless exactly one source is given, and
     InvalidArgument if the source cannot be read.
     """
-    if file is not None and argument:
+    if file is not None and argument is not None:
         raise typer.BadParameter("PROMPT and --file are both given; give one of them.")
     if str(file) == "-":
         file, argument = None, "-"
     if file is None and argument != "-":
         if not argument:
-            raise typer.BadParameter(
-                "there is no prompt; give PROMPT, - for stdin, or --file FILE."
-            )
+            found = "there is no prompt" if argument is None else "PROMPT is empty"
+            raise typer.BadParameter(f"{found}; give PROMPT, - for stdin, or --file FILE.")
         return argument
     if file is None and sys.stdin is None:
         raise InvalidArgument("stdin is closed; give PROMPT or --file FILE", field="prompt")

@@ -150,7 +150,10 @@ def run(arguments: Sequence[str]) -> int:
                 message = re.sub(f"(No such option: {option}).*", rf"\1; {remedy}", message)
         if context is not None:
             message = with_variables(message, context)
-        return _fail(2, f"{message}; see {where} --help")
+            if message == "Missing command":
+                *others, last = context.command.commands
+                message += f"; give {' or '.join(filter(None, (', '.join(others), last)))}"
+        return _fail(2, f"{message}{' See' if message.endswith('?') else '; see'} {where} --help")
     except KvRelayError as error:
         for line in "\n".join(getattr(error, "__notes__", ())).splitlines():
             typer.echo(wrapped(line, sys.stderr), err=True)

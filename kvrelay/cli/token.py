@@ -13,7 +13,6 @@ from kvrelay.tenants import Role
 app = App(
     help="Create tokens for tenants.",
     epilog="Example: kvrelay token new --tenant acme > acme.token",
-    no_args_is_help=True,
 )
 
 

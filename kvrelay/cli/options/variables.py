@@ -48,6 +48,9 @@ def variable_of(param: Any, context: Any) -> str | None:
     """Returns the name of the environment variable of an option, or None."""
     if param.param_type_name != "option" or param.hidden or param.is_eager:
         return None
+    # Options of the library, such as --install-completion.
+    if not param.expose_value:
+        return None
     if param.envvar is not None:
         return str(param.envvar)
     if param.allow_from_autoenv and context.auto_envvar_prefix:

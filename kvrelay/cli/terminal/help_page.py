@@ -74,7 +74,7 @@ class _Page:
     def _sections(self, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         """Yields the lists of the page: title, and pairs of name and description."""
         commands: Mapping[str, Any] = getattr(self, "commands", {})
-        yield "Commands", [(name, one.get_short_help_str(500)) for name, one in commands.items()]
+        yield "Commands", [(name, _summary(one)) for name, one in commands.items()]
         titles: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -138,6 +138,13 @@ class App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Adds a command. Options as in typer."""
         return super().command(name, cls=_Command, **options)
+
+
+def _summary(command: Any) -> str:
+    """Returns the first sentence of a command, and of a group the names of its commands too."""
+    text = str(command.get_short_help_str(500))
+    inner = getattr(command, "commands", {})
+    return f"{text} Commands: {', '.join(inner)}." if inner else text
 
 
 def _name(argument: Any) -> str:

@@ -123,7 +123,8 @@ def test_a_prompt_from_stdin_or_a_file(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give PROMPT, - for stdin, or --file FILE"),
+        ([], "there is no prompt; give PROMPT, - for stdin, or --file FILE"),
+        ([""], "PROMPT is empty; give PROMPT, - for stdin, or --file FILE"),
         (["text", "--file", "PATH"], "give one of them"),
         (["--file", "PATH/none"], "cannot be read: No such file or directory"),
         (["--file", "BAD"], "is not UTF-8 at byte 3"),

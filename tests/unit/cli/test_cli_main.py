@@ -37,6 +37,8 @@ def test_no_command_shows_the_help(capsys: Output) -> None:
     assert run([]) == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
+    assert "Measure a cluster under load. Commands: run, sweep, report, compare." in shown
+    assert "KVRELAY_" not in shown, "no option of this page has a variable"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,6 +68,10 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         ("serve --decode 99999", ("--decode", "must be at most 1024, not 99999")),
         ("loadtest run --rate nan", ("--rate 'nan'", "rates must be 0 or more")),
         ("serve --nonsense", ("--nonsense", "; see kvrelay serve --help")),
+        ("loadtest", ("Missing command; give run, sweep, report or compare; see kvrelay load",)),
+        ("adapters", ("Missing command; give list, load or unload; see kvrelay adapters --help",)),
+        ("token", ("Missing command; give new; see kvrelay token --help",)),
+        ("generat", ("No such command 'generat'. Did you mean 'generate'? See kvrelay --help",)),
         ("loadtest run --json", ("requires an argument; see kvrelay loadtest run --help",)),
     ],
 )
