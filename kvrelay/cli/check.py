@@ -141,7 +141,7 @@ def _values(config: ClusterConfig, *, all_values: bool) -> str:
     """Returns the values of a configuration as YAML, which is a configuration file again."""
     import yaml
 
-    values = config.without_secrets(changed=not all_values)
+    values = config.without_secrets(changed=not all_values, units=True)
     title = "Every value" if all_values else "Values that differ from the defaults"
     if not values:
         return "# Every value is the default; --all prints them.\n"

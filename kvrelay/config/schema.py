@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from kvrelay.config.listen import ENDPOINTS, ListenConfig
 from kvrelay.config.model_sections import ModelSections
 from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK, Sentinels, without_password
-from kvrelay.config.section import BadValue, Section
+from kvrelay.config.section import WITH_UNITS, BadValue, Section
 from kvrelay.config.security import SecurityConfig
 from kvrelay.loopback import is_loopback
 from kvrelay.types.workers import POOLS
@@ -153,11 +153,12 @@ class ClusterConfig(ModelSections):
         redis = self.redis.model_copy(update={"namespace": namespace})
         return self.model_copy(update={**own, "models": {}, "redis": redis})
 
-    def without_secrets(self, *, changed: bool = False) -> dict[str, Any]:
+    def without_secrets(self, *, changed: bool = False, units: bool = False) -> dict[str, Any]:
         """Returns the effective values as plain data, with *** for the password of Redis. changed:
-        only those that differ from the defaults.
+        only those that differ from the defaults. units: sizes have units, instead of bytes.
         """
-        values = self.model_dump(mode="json", exclude_defaults=changed)
+        context = WITH_UNITS if units else None
+        values = self.model_dump(mode="json", exclude_defaults=changed, context=context)
         if "url" in values.get("redis", {}):
             values["redis"]["url"] = without_password(self.redis.url)
         return values

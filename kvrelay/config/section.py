@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+)
 
-from kvrelay.config.size import parse_size
+from kvrelay.config.size import exact_size, parse_size
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
-Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+# Context of a dump for people, in which sizes have units.
+WITH_UNITS = "with units"
+
+
+def _for_reader(value: str | int | None, info: SerializationInfo) -> str | int | None:
+    return exact_size(value) if isinstance(value, int) and info.context == WITH_UNITS else value
+
+
+_Shown = PlainSerializer(_for_reader)
+Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0), _Shown]
 
 
 def _auto_or_size(value: str | int) -> str | int:
@@ -26,7 +42,7 @@ def _auto_or_size(value: str | int) -> str | int:
 
 
 # auto: each worker chooses by its device and host.
-KvMemory = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)]
+KvMemory = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size), _Shown]
 # A file of the user's. The empty path would stand for the folder of the configuration.
 FilePath = Annotated[str, Field(min_length=1)]
 # Number of workers of one pool.

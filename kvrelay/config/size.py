@@ -31,3 +31,13 @@ def parse_size(text: str | int) -> int:
             f"{text!r} is not a size; write a number with one of {', '.join(filter(None, _UNIT))}"
         )
     return int(float(match[1]) * _UNIT[match[2]])
+
+
+def exact_size(num_bytes: int) -> str | int:
+    """Returns the bytes with the largest binary unit that divides them, 256MiB for instance; the
+    number if none does.
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if num_bytes % _UNIT[unit] == 0:
+            return f"{num_bytes // _UNIT[unit]}{unit}"
+    return num_bytes

@@ -93,7 +93,7 @@ def _holds(offered: Amounts, amounts: Amounts) -> bool:
 
 
 def _why_nowhere(amounts: Amounts, nodes: Sequence[Node]) -> str:
-    wanted = ", ".join(f"{name} {amount:g}" for name, amount in amounts.items())
+    wanted = ", ".join(f"{amount:g} {_name(name, amount)}" for name, amount in amounts.items())
     if not nodes:
         return f"no Ray node is there that has room for {wanted}"
     large_enough = any(_holds(node.total, amounts) for node in nodes)
@@ -105,6 +105,16 @@ def _why_nowhere(amounts: Amounts, nodes: Sequence[Node]) -> str:
 
 def _offer(node: Node, amounts: Amounts) -> str:
     return ", ".join(
-        f"{name} {node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} free"
+        f"{node.free.get(name, 0.0):g} of {(total := node.total.get(name, 0.0)):g} "
+        f"{_name(name, total)} free"
         for name in amounts
     )
+
+
+def _name(resource: str, amount: float) -> str:
+    """Returns the name of a resource. Ray's CPUs are a number to share out, and not cores: a Ray on
+    one machine offers enough of them for the largest pools.
+    """
+    if resource != "CPU":
+        return resource
+    return "logical CPU" if amount == 1 else "logical CPUs"

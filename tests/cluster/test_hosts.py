@@ -52,5 +52,5 @@ async def test_two_pools_on_three_hosts_survive_the_loss_of_one(tmp_path: Path) 
     (lost,), (after,), (joined,) = found["lost"], found["spread_after"], found["joined"]
     left = {*each["prefill"], *each["decode"]} - {lost}
     assert set(after["prefill"]) == set(after["decode"]) == left
-    assert "has room for CPU 1" in found["waited"][0]
+    assert "has room for 1 logical CPU" in found["waited"][0]
     assert joined not in {lost, *left}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvrelay.client import Completion
     from kvrelay.types.control_plane import RouterLoad, ScalingDecision
     from kvrelay.types.requests import Attempt, Handoff
-    from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
+    from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 
 # Columns of the full table of workers.
 _WIDE = 140
@@ -66,7 +66,7 @@ def waiting(router: RouterLoad) -> str:
 
 def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:
     """Renders the status of a cluster in `width` columns."""
-    pools = ", ".join(f"{pool.name} {len(pool.workers)} of {pool.desired}" for pool in status.pools)
+    pools = ", ".join(_pool_size(status, pool) for pool in status.pools)
     router = status.router
     header = (
         f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
@@ -138,8 +138,18 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     return Group(header, *tables)
 
 
+def _pool_size(status: ClusterStatus, pool: PoolStatus) -> str:
+    """Returns `decode 3 of 5 (2 to start)`. Pending workers have lines of their own."""
+    pending = sum(one.pool == pool.name for one in status.pending)
+    left = pool.desired - len(pool.workers) - pending
+    rest = f" ({left} to start)" if left > 0 else ""
+    return f"{pool.name} {len(pool.workers)} of {pool.desired}{rest}"
+
+
 def _narrow_worker_table(status: ClusterStatus, width: int) -> Table:
-    """Table of workers without the columns that rarely change. Each name contains the pool."""
+    """Table of workers without the columns that rarely change. A name contains the pool, unless the
+    worker was a standby.
+    """
     is_narrow = width < _NARROW
     padding = (0, 0 if is_narrow else 1, 0, 0)
     table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD, padding=padding)
@@ -151,7 +161,10 @@ def _narrow_worker_table(status: ClusterStatus, width: int) -> Table:
     for worker in (worker for pool in status.pools for worker in pool.workers):
         _, state, pid, running, waiting, held, speed, _, _, resident, _ = _worker_row(worker)
         cells = pid, running, waiting, held, speed, resident
-        table.add_row(worker.worker_id, state, *cells[some])
+        name = worker.worker_id
+        if worker.pool not in name:
+            name += f" ({worker.pool})"
+        table.add_row(name, state, *cells[some])
     return table
 
 

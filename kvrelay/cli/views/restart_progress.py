@@ -46,9 +46,12 @@ class RestartProgress:
         states |= {
             worker.worker_id: worker.state for pool in status.pools for worker in pool.workers
         }
-        lines = []
+        lines: list[str] = []
+        if status.registry != "ok":
+            # What the status knows may be old.
+            return lines
         for worker_id in list(self._left):
-            if status.registry == "ok" and worker_id not in status.restarting:
+            if worker_id not in status.restarting:
                 if states.get(worker_id) == "ready":
                     self._doubts[worker_id] += 1
                     if self._doubts[worker_id] == _CERTAIN:
@@ -57,12 +60,12 @@ class RestartProgress:
                     continue
                 self._left.remove(worker_id)
                 word = f"replaced, {self._all - len(self._left)} of {self._all}"
+            elif worker_id not in states:
+                word = "stopped"
+            elif states[worker_id] == "draining":
+                word = "draining, its successor serves"
             else:
-                word = (
-                    "draining"
-                    if states.get(worker_id) == "draining"
-                    else "waiting for its successor"
-                )
+                word = "waiting until its successor is ready"
             if self._said.get(worker_id) != word:
                 self._said[worker_id] = word
                 lines.append(f"{worker_id}: {word}")

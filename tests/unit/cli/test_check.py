@@ -37,6 +37,7 @@ def test_the_effective_configuration_is_one_that_loads(
     again = tmp_path / "again.yaml"
     again.write_text(shown)
     assert load_config(again) == load_config(file)
+    assert yaml.safe_load(shown)["kv"]["memory"] == "64MiB"
     decode = yaml.safe_load(shown)["decode"]
     assert decode["max_batch"] == 32 if every else decode == {"weights": "int8", "replicas": 3}
     assert rest.startswith(f"This machine: {Machine.here()}")

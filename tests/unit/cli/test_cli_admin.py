@@ -251,6 +251,18 @@ def test_status_fits_a_narrow_terminal() -> None:
     assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits, 2 errors: No" in text
 
 
+def test_status_shows_the_pool_of_a_standby_that_took_a_place_and_counts_the_workers_to_start() -> (
+    None
+):
+    prefill, decode = STATUS.pools
+    (worker,) = decode.workers
+    decode = replace(decode, desired=5, workers=(replace(worker, worker_id="standby-0"),))
+    out = io.StringIO()
+    Console(file=out, width=80).print(status_view(replace(STATUS, pools=(prefill, decode)), 80))
+    assert "prefill 1 of 1, decode 1 of 5 (3 to start)" in out.getvalue()
+    assert " standby-0 (decode) " in out.getvalue()
+
+
 def test_status_fits_40_columns() -> None:
     out = io.StringIO()
     Console(file=out, width=40, markup=False).print(status_view(STATUS, 40))

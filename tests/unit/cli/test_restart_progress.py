@@ -33,14 +33,17 @@ COURSE = (
     status("decode-0", "decode-1", decode_0="ready", decode_1="ready"),
     status("decode-0", "decode-1", decode_0="draining", decode_1="ready", decode_2="ready"),
     status("decode-1", decode_1="draining", decode_2="ready", decode_3="ready"),
+    # The worker has ended, and the controller has not noted it yet.
+    status("decode-1", decode_2="ready", decode_3="ready"),
     status(decode_2="ready", decode_3="ready"),
 )
 SAID = [
-    "decode-0: waiting for its successor",
-    "decode-1: waiting for its successor",
-    "decode-0: draining",
+    "decode-0: waiting until its successor is ready",
+    "decode-1: waiting until its successor is ready",
+    "decode-0: draining, its successor serves",
     "decode-0: replaced, 1 of 2",
-    "decode-1: draining",
+    "decode-1: draining, its successor serves",
+    "decode-1: stopped",
     "decode-1: replaced, 2 of 2",
 ]
 

@@ -80,20 +80,20 @@ def test_the_reason_says_what_was_compared() -> None:
 @pytest.mark.parametrize(
     ("amounts", "nodes", "reason"),
     [
-        ({"CPU": 1.0}, [], "no Ray node is there that has room for CPU 1"),
+        ({"CPU": 1.0}, [], "no Ray node is there that has room for 1 logical CPU"),
         (
             {"CPU": 1.0},
             [node(1, free=0.5), node(2, cpus=0)],
-            "no Ray node has room for CPU 1: 10.0.0.1 has CPU 0.5 of 2 free; 10.0.0.2 has CPU 0 of "
-            "0 free",
+            "no Ray node has room for 1 logical CPU: 10.0.0.1 has 0.5 of 2 logical CPUs free; "
+            "10.0.0.2 has 0 of 0 logical CPUs free",
         ),
         (
             {"CPU": 1.0, "GPU": 2.0, "decode": 0.5},
             [node(1, GPU=1), node(2), node(3), node(4), node(5)],
-            "no Ray node is large enough for CPU 1, GPU 2, decode 0.5: 10.0.0.1 has CPU 2 of 2 "
-            "free, GPU 1 of 1 free, decode 0 of 0 free; 10.0.0.2 has CPU 2 of 2 free, GPU 0 of 0 "
-            "free, decode 0 of 0 free; 10.0.0.3 has CPU 2 of 2 free, GPU 0 of 0 free, decode 0 of "
-            "0 free; and 2 more nodes",
+            "no Ray node is large enough for 1 logical CPU, 2 GPU, 0.5 decode: 10.0.0.1 has 2 of 2 "
+            "logical CPUs free, 1 of 1 GPU free, 0 of 0 decode free; 10.0.0.2 has 2 of 2 logical "
+            "CPUs free, 0 of 0 GPU free, 0 of 0 decode free; 10.0.0.3 has 2 of 2 logical CPUs "
+            "free, 0 of 0 GPU free, 0 of 0 decode free; and 2 more nodes",
         ),
     ],
 )

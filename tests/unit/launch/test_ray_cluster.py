@@ -166,8 +166,8 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
         await launcher.start("decode", "decode-0")
         assert launcher.alive() == {"decode-0": "decode"}
         (reason,) = launcher.pending().values()
-        assert reason.startswith("no Ray node is large enough for CPU 2: ")
-        assert reason.endswith(" has CPU 1 of 1 free")
+        assert reason.startswith("no Ray node is large enough for 2 logical CPUs: ")
+        assert reason.endswith(" has 1 of 1 logical CPU free")
         await launcher.stop("decode-0")
         assert not launcher.alive()
 
