@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvrelay.cli.generate import MAX_PROMPT, Model, Seed, Target, Temperature
+from kvrelay.cli.generate import MAX_PROMPT, Model, Seed, Target, Temperature, TopP, as_utf8
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.answer import print_answer
 from kvrelay.cli.terminal.notes import note, wrapped
@@ -48,6 +48,7 @@ def chat(
         ),
     ] = None,
     temperature: Temperature = None,
+    top_p: TopP = None,
     seed: Seed = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Print the latency breakdown of each answer.")
@@ -83,9 +84,10 @@ def chat(
             "model": model,
             "max_tokens": max_tokens,
             "temperature": temperature,
+            "top_p": top_p,
             "seed": seed,
         }
-        conversation = Conversation(client, system, ledger, options)
+        conversation = Conversation(client, as_utf8(system), ledger, options)
         if _is_terminal():
             print(f"{model or served} at {target}. /help lists commands, Ctrl-D ends.")
         for line in _lines():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,15 @@ Temperature = Annotated[
         metavar="T", help="Sampling temperature, 0 to 100; 0 is greedy. Default: the model's, or 1."
     ),
 ]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        metavar="P",
+        help="Probability of the most likely tokens that are sampled from, above 0 to 1. Default: "
+        "the model's, or 1.",
+    ),
+]
 Seed = Annotated[
     int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
 ]
@@ -61,6 +71,7 @@ def generate(
         ),
     ] = None,
     temperature: Temperature = None,
+    top_p: TopP = None,
     seed: Seed = None,
     stop: Annotated[
         list[str] | None,
@@ -108,8 +119,9 @@ def generate(
             model=model,
             max_tokens=max_tokens,
             temperature=temperature,
+            top_p=top_p,
             seed=seed,
-            stop=stop,
+            stop=[as_utf8(one) for one in stop or ()],
             **options,
         ) as stream,
     ):
@@ -143,7 +155,7 @@ def _prompt(argument: str | None, file: Path | None) -> str:
         if not argument:
             found = "there is no prompt" if argument is None else "PROMPT is empty"
             raise typer.BadParameter(f"{found}; give PROMPT, - for stdin, or --file FILE.")
-        return argument
+        return as_utf8(argument)
     if file is None and sys.stdin is None:
         raise InvalidArgument("stdin is closed; give PROMPT or --file FILE", field="prompt")
     name = "stdin" if file is None else str(file)
@@ -163,6 +175,14 @@ def _prompt(argument: str | None, file: Path | None) -> str:
         raise InvalidArgument(
             f"{source} cannot be read: {error.strerror}", field="prompt"
         ) from None
+
+
+def as_utf8(argument: str) -> str:
+    """Returns an argument of the command line, read as UTF-8 in any locale if it is UTF-8."""
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeError:
+        return argument
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The SDK: a blocking client and an asyncio client over one shared core without I/O."""
 
+from kvrelay.client import quiet_grpc  # noqa: F401
 from kvrelay.client.aio import AsyncClient, AsyncStream
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.blocking import Client, Stream

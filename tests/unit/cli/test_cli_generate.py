@@ -28,6 +28,8 @@ def test_text_streams_to_stdout(capsys: Output) -> None:
             "3",
             "--temperature",
             "0",
+            "--top-p",
+            "0.5",
             "--seed",
             "5",
             "--stop",
@@ -46,6 +48,7 @@ def test_text_streams_to_stdout(capsys: Output) -> None:
         5,
         ("a b", "c"),
     )
+    assert sampling.top_p == 0.5
 
 
 def test_a_person_does_not_see_the_spaces_before_an_answer(
@@ -118,6 +121,23 @@ def test_a_prompt_from_stdin_or_a_file(
         arguments = ["--file", str(file)] if how == "--file" else how.split()
         assert run(["generate", *arguments, "--target", target]) == 0
     assert router.requests[0].prompt == text
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_arguments_are_utf_8_in_any_locale(locale: str) -> None:
+    router = ScriptedRouter()
+    environment = os.environ | {
+        "LC_ALL": locale,
+        "LANG": locale,
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    with serving(router) as target:
+        words = ["generate", "Grüße".encode(), "--stop", "ß".encode(), "--target", target]
+        done = subprocess.run([*COMMAND, *words], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    (request,) = router.requests
+    assert (request.prompt, request.sampling.stop) == ("Grüße", ("ß",))
 
 
 @pytest.mark.parametrize(
