@@ -15,6 +15,7 @@ from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.cli.terminal import interrupt
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
 from kvrelay.models import resolve_model
 
