@@ -13,6 +13,7 @@ from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, To
 from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.help_page import App
+from kvrelay.cli.views import render
 
 app = App(
     help="Load, unload and list LoRA adapters.",
@@ -50,14 +51,25 @@ def list_adapters(
         return
     if not found:
         print("no adapters; `kvrelay adapters load NAME FOLDER` loads one")
+        return
+    from rich.table import Table
+
+    # Programs read lines as they are.
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    of_model = ["model"] if len(models) > 1 else []
+    for column in (*of_model, "adapter", "state", "workers", "from", "id", "folder"):
+        table.add_column(column, overflow="fold")
     for name, one in found:
-        whose = f"{name}: " if len(models) > 1 else ""
-        state = "served" if one.served else "loading"
-        origin = "configuration" if one.configured else "loaded"
-        print(
-            f"{whose}{one.name} {state} workers={one.workers} {origin} {one.adapter_id[:8]} "
-            f"{one.path}"
+        table.add_row(
+            *([name] if of_model else []),
+            one.name,
+            "served" if one.served else "loading",
+            str(one.workers),
+            "configuration" if one.configured else "command",
+            one.adapter_id[:8],
+            one.path,
         )
+    render.console(render.UNBROKEN).print(table)
 
 
 @app.command()

@@ -104,10 +104,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) 
         files[folder / f"{name}.pem"] = issued.certificate_pem
         files[folder / f"{name}-key.pem"] = issued.key_pem
     if there := [str(path) for path in files if path.exists()]:
-        raise ConfigError(
-            f"{', '.join(there)} exists, and certificates are not overwritten; choose another "
-            "folder"
-        )
+        more = len(there) - 1
+        found = f"{there[0]} and {more} more files exist" if more else f"{there[0]} exists"
+        raise ConfigError(f"{found}, and certificates are not overwritten; choose another folder")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, data in files.items():

@@ -85,10 +85,11 @@ def lab(
 
 def _view(found: tuple[Experiment, ...]) -> RenderableType:
     from rich.console import Group
+    from rich.padding import Padding
     from rich.text import Text
 
-    lines = []
+    lines: list[RenderableType] = []
     for one in found:
         lines.append(Text(one.title, style="bold"))
-        lines += [Text(f"  {sentence}") for sentence in one.findings]
+        lines += [Padding(Text(sentence), (0, 0, 0, 2)) for sentence in one.findings]
     return Group(*lines)

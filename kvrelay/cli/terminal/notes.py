@@ -15,9 +15,18 @@ def note(text: str) -> None:
     typer.echo(wrapped(f"kvrelay: {text}", sys.stderr), err=True)
 
 
-def wrapped(line: str, file: IO[str]) -> str:
-    """Returns a line in lines of the terminal's width, and as it is for other files."""
+def wrapped(line: str, file: IO[str], indent: int = 0) -> str:
+    """Returns a line in lines of the terminal's width, and as it is for other files.
+
+    indent: columns before each line but the first.
+    """
     if not file.isatty():
         return line
     width = shutil.get_terminal_size().columns
-    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -148,8 +148,9 @@ async def report_changes(cluster: LocalCluster, console: Console) -> None:
             ended = {} if news.is_complete(states) else await cluster.ended_workers()
             lines += news.lines(states, ended)
         for line in lines:
-            timed = f"{time.strftime('%H:%M:%S')}  {line}"
-            console.print(wrapped(timed, console.file), markup=False, highlight=False)
+            now = f"{time.strftime('%H:%M:%S')}  "
+            told = wrapped(now + line, console.file, len(now))
+            console.print(told, markup=False, highlight=False)
 
 
 def compiles_kernels() -> bool:
@@ -219,7 +220,7 @@ def next_steps(
         *(_served_by(one) for one in config.served),
         *([_DEMO_NOTE] if any(one.model.path == DEMO for one in config.served) else []),
         "",
-        f"Status page   {endpoints.http}/",
+        f"Status page   {_reachable(endpoints.http)}/",
         f"Log           {log_file}",
         "Stop          Ctrl-C; once more stops at once",
         "",
@@ -280,8 +281,15 @@ def _served_by(config: ClusterConfig) -> str:
 
 
 def _with_model(body: str, model: str = "") -> str:
-    """Adds the model's name to a request's body."""
-    return f'{{"model": {json.dumps(model)}, {body[1:]}' if model else body
+    """Adds the model's name to a request's body, on a line of its own."""
+    return f'{{"model": {json.dumps(model)},\n     {body[1:]}' if model else body
+
+
+def _reachable(url: str) -> str:
+    """Returns a URL that a browser on this machine can open. The address of all interfaces is in no
+    certificate.
+    """
+    return url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")
 
 
 def _counts(config: ClusterConfig) -> dict[PoolName, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -22,7 +23,11 @@ def verify_view(report: Report, width: int) -> RenderableType:
     """
     title = f"{report.requests} requests on each path, {report.dtype}"
     if width < _WIDE:
-        return Group(title, *(Text(_paragraph(path)) for path in report.paths), verdict(report))
+        paragraphs = (
+            textwrap.fill(_paragraph(path), width, subsequent_indent="  ", break_on_hyphens=False)
+            for path in report.paths
+        )
+        return Group(title, *map(Text, paragraphs), verdict(report))
     table = Table(title=title, title_justify="left")
     for column in _COLUMNS:
         table.add_column(column)

@@ -329,9 +329,21 @@ def test_adapters_of_all_models_are_listed_or_those_of_one(capsys: Output) -> No
         assert run(["adapters", "list", "--admin", admin]) == 0
         assert run(["adapters", "list", "--admin", admin, "--model", "large"]) == 0
         assert run(["adapters", "list", "--admin", admin, "--model", "demo"]) == 0
-        line = "sql served workers=2 loaded 01234567 /a/sql\n"
-        none = "no adapters; `kvrelay adapters load NAME FOLDER` loads one\n"
-        assert capsys.readouterr().out == f"large: {line}{line}{none}"
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        head = ["adapter", "state", "workers", "from", "id", "folder"]
+        line = ["sql", "served", "2", "command", "01234567", "/a/sql"]
+        none = [
+            "no",
+            "adapters;",
+            "`kvrelay",
+            "adapters",
+            "load",
+            "NAME",
+            "FOLDER`",
+            "loads",
+            "one",
+        ]
+        assert rows == [["model", *head], ["large", *line], head, line, none]
         assert run(["adapters", "list", "--json", "--admin", admin]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["model"], found["name"], found["workers"]) == ("large", "sql", 2)

@@ -111,6 +111,13 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: Output) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["worker-key.pem"], "and nothing is begun"
 
 
+def test_many_files_that_exist_are_counted(tmp_path: Path, capsys: Output) -> None:
+    assert run(["certs", str(tmp_path)]) == 0
+    assert run(["certs", str(tmp_path)]) == 2
+    told = f"kvrelay: {tmp_path}/ca.pem and 9 more files exist, and certificates are not"
+    assert capsys.readouterr().err.startswith(told)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

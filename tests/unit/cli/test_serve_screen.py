@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +20,11 @@ from rich.console import Console
 
 from kvrelay.cli.main import run
 from kvrelay.cli.terminal import serve_screen
+from kvrelay.cli.terminal.notes import wrapped
 from kvrelay.cli.terminal.serve_screen import (
+    _QUESTION,
     KERNELS,
+    _with_model,
     new_log_file,
     next_steps,
     own_command,
@@ -69,6 +74,26 @@ def test_nothing_is_wider_than_a_usual_terminal() -> None:
     """A terminal breaks longer lines in the middle of a word."""
     text = next_steps(ClusterConfig(), USUAL, LOG)
     assert max(map(len, text.splitlines())) <= 80
+    # A model of several.
+    body = _with_model(_QUESTION, "organisation/Model-of-8B-Instruct")
+    lines = f"    -d {shlex.quote(body)}".splitlines()
+    assert max(map(len, lines)) <= 80
+    assert json.loads(body)["model"] == "organisation/Model-of-8B-Instruct"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_the_status_page_has_an_address_that_a_certificate_may_name(host: str) -> None:
+    everywhere = replace(USUAL, http=f"https://{host}:8000")
+    assert "Status page   https://localhost:8000/\n" in next_steps(ClusterConfig(), everywhere, LOG)
+
+
+def test_a_notice_is_indented_below_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    lines = wrapped("12:00:00  " + "word " * 9, out, 10).splitlines()
+    assert [line[:10] for line in lines] == ["12:00:00  ", *[" " * 10] * (len(lines) - 1)]
+    assert max(map(len, lines)) <= 30
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])

@@ -45,6 +45,9 @@ def test_all_of_it_is_shown_whole(width: int) -> None:
             "difference: a long prompt, sampled [b]: token 17 is None, not 4; median logit "
             "margin: 0.2500; 12 requests were on the killed worker"
         ) in text
+        # A path begins a line, and its other lines are indented.
+        end = next(place for place, line in enumerate(lines) if line.startswith("Different"))
+        assert [line[:2] == "  " for line in lines[1:end]].count(False) == 2
         # Words are whole, so no line is a narrow column.
         assert min(len(line) for line in lines[1:-1]) > 12
 
