@@ -216,7 +216,7 @@ function makeRow() {
 function updateRow(node, row, mine, prefix) {
   const button = node.firstChild;
   const [who, workers, bars, ttft, total, tokens] = button.children;
-  const length = row.phases.reduce((sum, [, ms]) => sum + ms, 0);
+  const length = row.live ? row.phases.reduce((sum, [, ms]) => sum + ms, 0) : 1000 * row.ledger.e2e_seconds;
   button.className = `${row.live ? "live" : ""} ${row.state === "error" ? "failed" : ""} ${mine ? "mine" : ""}`;
   button.setAttribute("aria-label", label(row, length));
   say(who, mine ? "yours" : shortName(row.id));
