@@ -12,7 +12,7 @@ from kvrelay.models.model_files import StoredTensor
 from kvrelay.models.model_shape import ModelShape, model_shape
 from kvrelay.planning.model_memory import WEIGHT_DTYPES, ModelMemory
 from kvrelay.planning.model_table import PublishedModel
-from kvrelay.planning.quantity import plain
+from kvrelay.planning.quantity import number_of
 
 # Names of dtypes in config.json.
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "mxfp4": "mxfp4"}
@@ -42,7 +42,7 @@ def published(model: PublishedModel, weights: str | None) -> PlannedModel:
     native = _SHORT.get(model.weights, model.weights)
     dtype = weights or native
     size = model.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{plain(model.parameters / 1e9, 4)} billion parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{number_of(model.parameters, 4)} parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if dtype == native and model.weight_bytes:
         size, told = model.weight_bytes, "published checkpoint"
     memory = ModelMemory(shape, size, dtype, told)
@@ -67,7 +67,7 @@ def described(
     native = _native_dtype(config)
     dtype = weights or native
     size = shape.parameters * WEIGHT_DTYPES[dtype]
-    told = f"{plain(shape.parameters / 1e9, 4)} billion parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
+    told = f"{number_of(shape.parameters, 4)} parameters x {WEIGHT_DTYPES[dtype]:.4g} B"
     if tensors is not None:
         _check_parameters(name, shape, config, tensors)
         if weights is None:
@@ -113,7 +113,7 @@ def _check_parameters(
         return
     if abs(held - said) > _TOLERANCE * said:
         raise FailedPrecondition(
-            f"{name}: config.json describes {plain(said / 1e9, 4)} billion parameters, and the "
-            f"files of the weights hold {plain(held / 1e9, 4)} billion; they belong to different "
+            f"{name}: config.json describes {number_of(said, 4)} parameters, and the "
+            f"files of the weights hold {number_of(held, 4)}; they belong to different "
             "models"
         )

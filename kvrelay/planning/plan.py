@@ -191,7 +191,10 @@ def _contexts(question: Question) -> tuple[int, ...]:
 
 
 def _prompts(question: Question) -> tuple[int, ...]:
-    return (question.context,) if question.context else _PROMPTS
+    if question.context:
+        return (question.context,)
+    longest = question.model.shape.max_position or _PROMPTS[-1]
+    return tuple(sorted({min(tokens, longest) for tokens in _PROMPTS}))
 
 
 def _activations(question: Question) -> float:
@@ -270,7 +273,7 @@ def _wall(question: Question, kv: KvSize, roofline: Roofline, free: float, users
 
 
 def _points(roofline: Roofline, question: Question) -> tuple[PhasePoint, ...]:
-    context = question.context or 2048
+    context = question.context or min(2048, question.model.shape.max_position or 2048)
     batches = (question.users,) if question.users else _BATCHES
     return (
         *(_point(roofline, "prefill", tokens, tokens) for tokens in _prompts(question)),

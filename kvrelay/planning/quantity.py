@@ -58,6 +58,14 @@ def grouped(value: float, digits: int) -> str:
     return f"{Decimal(text):,f}" if value == 0 or 1e-9 <= abs(value) < 1e15 else text
 
 
+def number_of(value: float, digits: int) -> str:
+    """Formats a number of parameters in words: 8.03 billion, 3.72 million."""
+    for limit, word in ((1e9, "billion"), (1e6, "million")):
+        if value >= limit:
+            return f"{plain(value / limit, digits)} {word}"
+    return f"{value:,.0f}"
+
+
 def decimal_bytes(value: float) -> str:
     """Formats bytes with a decimal unit and three digits: 141 GB."""
     return f"{_scaled(value, 'kMGTP')}B"

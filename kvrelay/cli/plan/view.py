@@ -9,7 +9,15 @@ from rich.text import Text
 from kvrelay.planning.advice import Advice
 from kvrelay.planning.kv_size import KV_DTYPES, KvSize
 from kvrelay.planning.plan import Plan
-from kvrelay.planning.quantity import decimal_bytes, grouped, kib, plain, rate_of, seconds
+from kvrelay.planning.quantity import (
+    decimal_bytes,
+    grouped,
+    kib,
+    number_of,
+    plain,
+    rate_of,
+    seconds,
+)
 from kvrelay.planning.references import ASSUMPTIONS, REFERENCES
 from kvrelay.planning.sizing.capacity import MOST
 from kvrelay.planning.sizing.disaggregated import PoolSize
@@ -33,6 +41,7 @@ def plan_view(
     device_by_default: whether the user named no device.
     """
     parts: list[RenderableType] = [
+        Text(f"{_summary(plan)}\n", style="bold"),
         _header(plan, device_by_default),
         _kv(plan),
         _memory(plan),
@@ -44,6 +53,17 @@ def plan_view(
     if plan.advice is not None:
         parts += [_cluster(plan, plan.advice)]
     return Group(*parts)
+
+
+def _summary(plan: Plan) -> str:
+    """Says in short what a worker is and holds, and for a workload what serves it."""
+    users = plan.users[0]
+    most = min(users.by_memory, users.by_latency)
+    told = (
+        f"{plan.question.model.name} on {plan.devices} x {plan.question.device.full_name}: "
+        f"{_count(most)} users of {users.context:,} tokens at once."
+    )
+    return told if plan.advice is None else f"{told} {plan.advice.verdict}"
 
 
 def _section(title: str) -> Text:
@@ -72,15 +92,15 @@ def _header(plan: Plan, by_default: bool) -> RenderableType:
     question, model = plan.question, plan.question.model
     active = ""
     if model.active_parameters < 0.98 * model.parameters:
-        active = f", {plain(model.active_parameters / 1e9, 3)} billion active per token"
+        active = f", {number_of(model.active_parameters, 3)} active per token"
     eff, device = question.efficiency, question.device
     return Group(
         Text("Model and device", style="bold"),
         _facts(
             (
                 "model",
-                f"{model.name}: {plain(model.parameters / 1e9, 4)} billion parameters{active}; "
-                f"{plan.kv.kinds}",
+                f"{model.name}: {number_of(model.parameters, 4)} parameters{active}; attention of "
+                f"{len(model.shape.layers)} layers: {plan.kv.kinds}",
             ),
             ("  source", model.source),
             (

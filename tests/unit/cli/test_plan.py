@@ -80,12 +80,24 @@ def test_the_text_has_short_headings(capsys: Capture) -> None:
         for before, after in pairwise(["", *(line.rstrip() for line in out.splitlines())])
         if not before
     ]
+    summary, *headings = headings
+    assert summary.startswith("llama-3.1-8b on 1 x NVIDIA H100 SXM: 103 users of 4,096 tokens")
+    assert "Do not disaggregate" in "".join(out.splitlines()[:3])
     assert headings[:3] == ["Model and device", "KV cache per token", "Memory"]
     assert headings[-4:-2] == ["Workload", "Pools"]
     assert headings[-2].startswith("Cost of ")
     assert headings[-1] == "Verdict"
     assert max(map(len, headings)) <= 50
     assert "e+" not in out
+
+
+def test_a_small_model_has_small_words_and_no_row_beyond_its_context(capsys: Capture) -> None:
+    _, out, _ = plan(capsys, "demo", "--device", "h100")
+    assert "demo: 3.719 million parameters; attention of 5 layers: 5 GQA\n" in re.sub(
+        " +\n", "\n", out
+    )
+    assert "8,192" not in out
+    assert "prefill, 4,096 tokens" in out
 
 
 @pytest.mark.parametrize("formulas", [False, True])
