@@ -61,6 +61,7 @@ def demo() -> None:
 
 
 async def _demo(config: ClusterConfig) -> int:
+    from kvrelay.cli.terminal.serve_screen import ready_line
     from kvrelay.client import AsyncClient
     from kvrelay.launch.local_cluster import LocalCluster
 
@@ -75,7 +76,7 @@ async def _demo(config: ClusterConfig) -> int:
             AsyncClient(cluster.endpoints.grpc) as client,
         ):
             waiting.stop()
-            out.print(str(cluster.endpoints))
+            out.print(ready_line(cluster.endpoints), soft_wrap=True)
             # Connects now, so that later times do not include the connection.
             await client.models()
             await _stream(client, out, "a short question", SUM, messages=[("user", SUM)])
@@ -99,7 +100,10 @@ async def _stream(
 ) -> Completion:
     """Prints the prompt, the answer as it arrives, its path, and the reason for the path."""
     out.print(Rule(title, align="left"))
+    # A terminal without colours shows what is the prompt by the labels.
+    out.print("prompt:")
     out.print(shown, style="dim")
+    out.print("answer:")
     typed = TypedText(sys.stdout)
     async with client.generate(temperature=0.0, max_tokens=96, **prompt) as stream:
         async for response in stream:
