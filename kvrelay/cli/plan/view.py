@@ -82,7 +82,8 @@ def _facts(*facts: tuple[str, str]) -> Table:
     """Renders facts, each with its name, in two columns."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=_NAMES)
-    table.add_column()
+    # A path may be longer than the line.
+    table.add_column(overflow="fold")
     for name, text in facts:
         table.add_row(name, text)
     return table
