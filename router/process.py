@@ -21,7 +21,7 @@ _STDERR = 2
 YOUNG_OBJECTS = 50_000
 # Limit on open files: a socket for each allowed connection, and room for everything else. HTTP
 # connections take half of the files at most, and those of each of the two gRPC listeners an eighth.
-FILES = 8192
+FILES = 16384
 
 
 def allow_connections() -> None:

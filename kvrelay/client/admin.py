@@ -52,6 +52,7 @@ class AdminClient:
         self._timeout = timeout
         self._metadata = bearer(token)
         credentials = channel_credentials(tls)
+        self._tls = credentials is not None
         options = (*channel_options(target), *_KEEPALIVE)
         self._channel = (
             grpc.insecure_channel(target, options)
@@ -188,4 +189,5 @@ class AdminClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise with_hint(error_from_rpc(error, self.target), "admin") from None
+            typed = error_from_rpc(error, self.target)
+            raise with_hint(typed, "admin", tls=self._tls) from None

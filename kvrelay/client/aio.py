@@ -61,11 +61,11 @@ class AsyncClient(BaseClient):
             list_models = self._stub(retry.target).ListModels
             timeout = retry.begin(time.monotonic())
             try:
-                return wire.models_from_proto(
-                    await list_models(
-                        wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
-                    )
+                found = await list_models(
+                    wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                 )
+                self._is_known = True
+                return wire.models_from_proto(found)
             except asyncio.CancelledError:
                 if not _task_cancelled():
                     self._raise_if_closed()

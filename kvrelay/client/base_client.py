@@ -126,6 +126,8 @@ class BaseClient:
         self._channels: list[Any] = []
         self._stubs: list[wire.InferenceServiceStub] = []
         self._closed = False
+        # Whether a router has answered.
+        self._is_known = False
         # The waits before retries.
         self._pause = self._pause_of()
 
@@ -180,7 +182,9 @@ class BaseClient:
         not cancelled the call. gRPC also reports CANCELLED for calls that a server had not yet
         accepted when it shut down; these become Unavailable.
         """
-        typed = with_hint(error_from_rpc(error, self.targets[index]), "grpc")
+        typed = with_hint(
+            error_from_rpc(error, self.targets[index]), "grpc", tls=self._credentials is not None
+        )
         if isinstance(typed, Cancelled) and not self._closed:
             return Unavailable(f"{self.targets[index]}: the server ended the call")
         return typed
@@ -196,4 +200,9 @@ class BaseClient:
         seconds = self._timeout if timeout is None else timeout
         if math.isnan(seconds):
             raise InvalidArgument("timeout is nan; it must be a number of seconds", field="timeout")
-        return Retry(_PATIENT if patient else self._policy, len(self.targets), seconds)
+        return Retry(
+            _PATIENT if patient else self._policy,
+            len(self.targets),
+            seconds,
+            is_known=self._is_known,
+        )

@@ -70,6 +70,7 @@ class BaseStream:
         news = self._answer.receive(response, time.monotonic())
         if news:
             self._retry.progress()
+            self._client._is_known = True
         return news
 
     def _failed(self, error: KvRelayError) -> float:

@@ -65,6 +65,7 @@ class Client(BaseClient):
                     found = self._stub(retry.target).ListModels(
                         wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                     )
+                self._is_known = True
                 return wire.models_from_proto(found)
             except grpc.RpcError as seen:
                 error = self._typed(seen, retry.target)

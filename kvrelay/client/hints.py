@@ -18,7 +18,14 @@ NOTHING_LISTENS = (
 # A router's advice. It does not know how its client is given a deadline or a model.
 _LATER = "send a later deadline"
 _NAME_A_MODEL = "name one"
-# (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES.
+# What a server may want that closes a connection at once, by whether the client uses TLS.
+_WANTED = {
+    False: "the server may want TLS: give its CA (--tls-ca FILE, or tls=)",
+    True: "the server may want a client certificate, of a CA that it trusts and still valid "
+    "(--tls-cert and --tls-key, or tls=)",
+}
+# (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES,
+# {secured} one of _WANTED.
 _MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
 _HINTS = (
     (
@@ -34,7 +41,7 @@ _HINTS = (
     (
         Code.UNAVAILABLE,
         "cannot connect: Socket closed",
-        "the server may want TLS: give its CA (--tls-ca FILE, or tls=)",
+        "{secured}; or it has no room for more connections",
     ),
     (
         Code.UNAVAILABLE,
@@ -86,15 +93,16 @@ _NOISE = (
 )
 
 
-def with_hint(error: KvRelayError, listener: str) -> KvRelayError:
+def with_hint(error: KvRelayError, listener: str, *, tls: bool = False) -> KvRelayError:
     """Returns the same error. If there is advice for the error, its message now ends with it.
 
-    listener: the one that the client calls, grpc or admin. The message begins with the address and
-    a colon.
+    - listener: the one that the client calls, grpc or admin. The message begins with the address
+      and a colon.
+    - tls: whether the client uses TLS.
     """
     for code, words, hint in _HINTS:
         if error.code is code and words in error.message:
-            told = hint.format(give=ADDRESSES[listener])
+            told = hint.format(give=ADDRESSES[listener], secured=_WANTED[tls])
             if words in _NOISE:
                 host, port, _ = error.message.split(":", 2)
                 error.message = f"{host}:{port}: {told}"

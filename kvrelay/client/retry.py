@@ -31,9 +31,9 @@ class RetryPolicy:
 
     # Consecutive calls without a new token. Unless it is 1, each target gets at least one.
     max_attempts: int = 5
-    # The same for an answer of which there are tokens already, unless max_attempts is 1. It covers
-    # the restart of a router.
-    max_resumes: int = 12
+    # Calls in a row that reach no router, once one has answered the client. It covers the restart
+    # of a router, and has no effect if max_attempts is 1.
+    max_reconnects: int = 12
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
 
@@ -46,9 +46,15 @@ class Retry:
         policy: RetryPolicy,
         num_targets: int,
         timeout: float,
+        *,
+        is_known: bool = False,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """timeout: seconds from the first call. draw: returns a random number in [0, 1)."""
+        """
+        - timeout: seconds from the first call.
+        - is_known: a target has answered this client before, so it may be back soon.
+        - draw: returns a random number in [0, 1).
+        """
         self._policy = policy
         self._num_targets = num_targets
         self._timeout = timeout
@@ -57,8 +63,7 @@ class Retry:
         self._draw = draw
         # Consecutive failures since the last progress.
         self._failures = 0
-        # Whether a call has brought something.
-        self._begun = False
+        self._is_known = is_known
         # The last of these that came from a server.
         self._answer: KvRelayError | None = None
         self.calls = 0
@@ -78,7 +83,7 @@ class Retry:
 
     def progress(self) -> None:
         """Resets the count of failures, because the call brought something new."""
-        self._begun = True
+        self._is_known = True
         self._failures = 0
         self._answer = None
 
@@ -94,9 +99,10 @@ class Retry:
             self._answer = error
         most = self._policy.max_attempts
         if most > 1:
-            most = max(most, self._num_targets, self._policy.max_resumes if self._begun else 0)
+            is_patient = self._is_known and isinstance(error, Unavailable)
+            most = max(most, self._num_targets, self._policy.max_reconnects if is_patient else 0)
         if self._failures >= most or not self._passing(error):
-            raise self._answer or error
+            raise self._told(error)
         self.target = (self.target + 1) % self._num_targets
         rounds, untried = divmod(self._failures, self._num_targets)
         if untried:
@@ -106,8 +112,12 @@ class Retry:
         )
         wait = (error.retry_after_s or 0.0) + backoff * self._draw()
         if now + wait >= self._deadline:
-            raise self._answer or error
+            raise self._told(error)
         return wait
+
+    def _told(self, error: KvRelayError) -> KvRelayError:
+        """Returns what another target answered, if this one did not; else `error`."""
+        return (self._answer if self._num_targets > 1 else None) or error
 
     def _passing(self, error: KvRelayError) -> bool:
         """Whether the same request may succeed later or at another target."""

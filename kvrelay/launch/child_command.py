@@ -83,6 +83,8 @@ class ChildCommand:
             or (
                 f"the {self.name} was ended by {signal.Signals(-code).name}"
                 if code < 0
+                else f"the {self.name} ended though nobody asked it to"
+                if code == 0
                 else f"the {self.name} ended with exit code {code}; the log has the cause"
             )
         )

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from autoscaler.backoff import FIRST_DELAY_S, MAX_DELAY_S, Deaths
+from autoscaler.backoff import FIRST_DELAY_S, MAX_DELAY_S, WINDOW_S, Deaths
 from kvrelay.errors import ConfigError, KvRelayError
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.process.telemetry import get_logger
@@ -26,15 +26,23 @@ class ChildSupervisor:
     """
 
     def __init__(
-        self, name: str, start: Callable[[], Awaitable[ChildCommand]], stop_timeout_s: float
+        self,
+        name: str,
+        start: Callable[[], Awaitable[ChildCommand]],
+        stop_timeout_s: float,
+        *,
+        is_configured: bool = False,
     ) -> None:
         """
         - name: of the process, in the log.
         - stop_timeout_s: for the process to end when it is asked to.
+        - is_configured: the process has run with this configuration, so that a ConfigError has a
+          cause that may pass, such as a port that is in use.
         """
         self._name = name
         self._start = start
         self._stop_timeout_s = stop_timeout_s
+        self._is_configured = is_configured
         self._child: ChildCommand | None = None
         # Unexpected ends so far.
         self.deaths = 0
@@ -60,7 +68,12 @@ class ChildSupervisor:
         while True:
             error = await self.child.end()
             deaths = deaths.and_at(time.monotonic())
-            if isinstance(error, ConfigError) or len(deaths.times) > _MOST_DEATHS:
+            if isinstance(error, ConfigError) and not self._is_configured:
+                return error
+            if len(deaths.times) > _MOST_DEATHS:
+                tries = f"{_MOST_DEATHS} times in {WINDOW_S:g} s"
+                error.message += f"; it was started again {tries}, and kept ending"
+                error.args = (error.message,)
                 return error
             self.deaths += 1
             log.error(f"{self._name}_restarting", reason=error.message, deaths=len(deaths.times))

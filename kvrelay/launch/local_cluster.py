@@ -194,7 +194,7 @@ class LocalCluster:
         async def start() -> ChildCommand:
             return await self._start_child("router", config)
 
-        router = ChildSupervisor("router", start, _DRAIN_TIMEOUT_S)
+        router = ChildSupervisor("router", start, _DRAIN_TIMEOUT_S, is_configured=True)
         self._routers.append(router)
         self._exits.push_async_callback(router.stop)
         await router.start()

@@ -26,6 +26,8 @@ from router.runtime.worker_directory import RouterRegistry
 
 # Time for all workers to load an adapter.
 LOAD_S = 60.0
+# A load that the list has for longer than this was begun by a router that has ended.
+ABANDONED_S = LOAD_S + 10.0
 # Names of all adapters. Several names may have the same files.
 MAX_NAMES = 1024
 POLL_S = 0.1
@@ -64,16 +66,28 @@ class AdapterOperations:
         self._paths = {one.name: one.path for one in config.serve}
         # One change at a time.
         self._turn = asyncio.Lock()
+        # Loads of other routers, and the times of the event loop at which the list had them first.
+        self._loading: dict[AdapterEntry, float] = {}
 
     async def run(self) -> None:
-        """Serves what the list says, until cancelled. While the registry is unavailable, nothing
-        changes.
+        """Serves what the list says, and undoes abandoned loads, until cancelled. While the
+        registry is unavailable, nothing changes.
         """
         while True:
             with suppress(Unavailable):
                 async with self._turn:
-                    self._serve(await self._registry.adapters())
+                    entries = await self._registry.adapters()
+                    self._serve(entries)
+                    await self._undo_abandoned(entries)
             await asyncio.sleep(FOLLOW_S)
+
+    async def _undo_abandoned(self, entries: tuple[AdapterEntry, ...]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._loading = {one: self._loading.get(one, now) for one in entries if not one.served}
+        for entry, since in self._loading.items():
+            if now - since > ABANDONED_S:
+                await self._registry.remove_adapter(entry.name)
+                log.warning("abandoned_load_undone", adapter=entry.name, id=entry.adapter_id)
 
     async def listed(self) -> list[AdapterStatus]:
         """Returns all adapters, those of the configuration first. Raises Unavailable."""
@@ -97,7 +111,7 @@ class AdapterOperations:
 
     async def load(self, name: str, path: str) -> AdapterStatus:
         """Loads the adapter in the folder `path`, which all workers must be able to read. Does
-        nothing if it is loaded.
+        nothing if it is loaded, and completes a load that another router has begun.
 
         Raises InvalidArgument for the name or the path, ModelRefused for the folder,
         FailedPrecondition if the name is taken, there is no room or a worker refuses the adapter,
@@ -116,7 +130,8 @@ class AdapterOperations:
             if known.get(name) == replace(entry, served=True):
                 self._serve(tuple(known.values()))
                 return await self._found(name)
-            self._check_room(entry, known)
+            if known.get(name) != entry:
+                self._check_room(entry, known)
             await self._registry.put_adapter(entry)
             try:
                 await self._until_loaded(entry)

@@ -621,10 +621,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an answer that has begun is worth more attempts",
+        "a router that has answered is worth more attempts",
         "kvrelay/client/retry.py",
-        "self._policy.max_resumes if self._begun else 0",
+        "self._policy.max_reconnects if is_patient else 0",
         "0",
-        ("unit/client/test_retry.py::test_an_answer_that_has_begun_is_worth_more_attempts",),
+        ("unit/client/test_retry.py::test_a_router_that_has_answered_is_worth_more_attempts",),
     ),
 )

@@ -25,12 +25,17 @@ from router.process import open_files
 MAX_MESSAGE_BYTES = 4 * 2**20
 # Bytes that gRPC receives of a call before its message is read.
 RECEIVE_BYTES = 64 * 2**10
-# Servers of one port, and connections of each.
+# Servers of one port.
 MAX_SERVERS = 64
-CONNECTIONS = 24
+# Connections of one server. So many that 1000 at a port, which the kernel spreads unevenly, do not
+# reach it on any server.
+CONNECTIONS = 40
+# Part of the limit on open files for the connections of a port. They may take a quarter more.
+SHARE = 1 / 8
 # Calls of one connection, and calls of one server that the event loop has not taken yet.
 MAX_STREAMS = 128
 MAX_PENDING = 2 * MAX_STREAMS
+_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # gRPC would receive megabytes of each call before anything reads its message. Without this,
@@ -51,7 +56,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_allowed_incoming_connections", CONNECTIONS),
+    (_CONNECTIONS, CONNECTIONS),
     # Most calls of a flood wait at their client, not before the calls of others.
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     # A call that has ended occupies memory until the event loop has seen its end. By default, gRPC
@@ -96,13 +101,17 @@ class GrpcListener:
         if credentials is not None and credentials.files.ca is not None:
             interceptors.append(RoleGuard(without_role="client"))
         interceptors.append(messages)
+        files = int(SHARE * open_files())
+        servers = max(1, min(MAX_SERVERS, files * 5 // 4 // CONNECTIONS))
+        options = dict(_OPTIONS)
+        options[_CONNECTIONS] = min(options[_CONNECTIONS], files)
         host = address.rpartition(":")[0]
         self.address = address
         self._servers: list[grpc.aio.Server] = []
         try:
             _check_free(address)
-            for _ in range(max(1, min(MAX_SERVERS, open_files() // 8 // CONNECTIONS))):
-                server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+            for _ in range(servers):
+                server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
                 self._servers.append(server)
                 self.address = f"{host}:{listen(server, self.address, credentials)}"
         except (OSError, RuntimeError) as error:

@@ -24,7 +24,7 @@ DOWN = Unavailable("down")
 def make(
     num_targets: int = 1, timeout: float = 1000.0, draw: float = 1.0, **policy: float
 ) -> Retry:
-    return Retry(RetryPolicy(**policy), num_targets, timeout, lambda: draw)  # type: ignore[arg-type]
+    return Retry(RetryPolicy(**policy), num_targets, timeout, draw=lambda: draw)  # type: ignore[arg-type]
 
 
 def test_waits_double_up_to_the_limit() -> None:
@@ -53,15 +53,15 @@ def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
         retry.failed(Unavailable("the third"), 0.0)
 
 
-@given(max_attempts=st.integers(1, 20), max_resumes=st.integers(1, 20), lost=st.integers(0, 3))
-def test_an_answer_that_has_begun_is_worth_more_attempts(
-    max_attempts: int, max_resumes: int, lost: int
+@given(max_attempts=st.integers(1, 20), max_reconnects=st.integers(1, 20), lost=st.integers(0, 3))
+def test_a_router_that_has_answered_is_worth_more_attempts(
+    max_attempts: int, max_reconnects: int, lost: int
 ) -> None:
-    retry = make(max_attempts=max_attempts, max_resumes=max_resumes)
+    retry = make(max_attempts=max_attempts, max_reconnects=max_reconnects)
     for _ in range(min(lost, max_attempts - 1)):
         retry.failed(DOWN, 0.0)
     retry.progress()
-    attempts = max(max_attempts, max_resumes) if max_attempts > 1 else 1
+    attempts = max(max_attempts, max_reconnects) if max_attempts > 1 else 1
     for _ in range(attempts - 1):
         retry.failed(DOWN, 0.0)
     with pytest.raises(Unavailable):
@@ -69,7 +69,7 @@ def test_an_answer_that_has_begun_is_worth_more_attempts(
 
 
 def test_progress_starts_the_count_again() -> None:
-    retry = make(max_attempts=2, max_resumes=1)
+    retry = make(max_attempts=2, max_reconnects=1)
     for _ in range(5):
         retry.failed(DOWN, 0.0)
         retry.progress()

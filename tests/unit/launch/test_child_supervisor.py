@@ -9,6 +9,7 @@ import os
 import pytest
 from structlog.testing import capture_logs
 
+from kvrelay.errors import ConfigError
 from kvrelay.launch import child_supervisor
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.child_supervisor import ChildSupervisor
@@ -60,3 +61,28 @@ async def test_it_backs_off_until_a_process_can_be_started(
     ended.cancel()
     await controller.stop()
     assert controller.child.process.returncode is not None
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+async def test_a_refused_configuration_is_final_unless_the_process_has_run_with_it(
+    monkeypatch: pytest.MonkeyPatch, is_configured: bool
+) -> None:
+    """A port may be free again a moment later."""
+    monkeypatch.setattr(child_supervisor.Deaths, "replace_at", 0.0)
+    starts = 0
+
+    async def start() -> ChildCommand:
+        nonlocal starts
+        starts += 1
+        # The exit code of bad usage.
+        return ChildCommand("router", await asyncio.create_subprocess_exec("sh", "-c", "exit 2"))
+
+    router = ChildSupervisor("router", start, 45.0, is_configured=is_configured)
+    await router.start()
+    router.supervise()
+    async with asyncio.timeout(60):
+        error = await router.end()
+    assert isinstance(error, ConfigError)
+    assert starts == (1 + child_supervisor._MOST_DEATHS if is_configured else 1)
+    assert error.message.endswith("and kept ending") is is_configured
+    await router.stop()

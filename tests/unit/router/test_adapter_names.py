@@ -29,6 +29,7 @@ from kvrelay.errors import (
     Unavailable,
 )
 from kvrelay.models.adapters.adapter_files import read_adapter
+from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import PoolName
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions, models_from_proto, pb
@@ -256,6 +257,32 @@ async def test_other_routers_serve_what_one_router_loaded(
             while not await is_served("chat"):
                 await asyncio.sleep(0.05)
         assert not await is_served("half")
+
+
+async def test_the_load_of_a_router_that_has_ended_can_be_repeated(
+    router: RouterHarness, tmp_path: Path
+) -> None:
+    folder = adapter_in(tmp_path / "sql")
+    await router.registry.put_adapter(AdapterEntry("sql", str(folder), id_of(folder)))
+    async with obedient(router):
+        found = await load(router, "sql", folder)
+    assert found.served
+    assert router.registry.listed["sql"].served
+
+
+async def test_the_load_of_a_router_that_has_ended_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_operations, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(adapter_operations, "ABANDONED_S", 0.05)
+    async with running_router() as router, asyncio.timeout(60):
+        folder = adapter_in(tmp_path / "sql")
+        entry = AdapterEntry("sql", str(folder), id_of(folder))
+        await router.registry.put_adapter(replace(entry, name="served", served=True))
+        await router.registry.put_adapter(entry)
+        while "sql" in router.registry.listed:
+            await asyncio.sleep(0.01)
+        assert list(router.registry.listed) == ["served"]
 
 
 async def test_a_request_whose_adapter_is_gone_fails_with_a_reason(
