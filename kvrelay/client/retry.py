@@ -31,8 +31,8 @@ class RetryPolicy:
 
     # Consecutive calls without a new token. Unless it is 1, each target gets at least one.
     max_attempts: int = 5
-    # Calls in a row that reach no router, once one has answered the client. It covers the restart
-    # of a router, and has no effect if max_attempts is 1.
+    # Calls in a row that end as Unavailable, once a router has answered the client. It covers the
+    # restart of a router, and has no effect if max_attempts is 1.
     max_reconnects: int = 12
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
