@@ -301,6 +301,8 @@ CATALOGUE: dict[str, tuple[Attack, int]] = {
     "grpc strangers": (_grpc_strangers, 64),
     "grpc rapid resets": (_resets, 4),
     "grpc many streams": (_many_streams, 4),
+    "grpc rapid resets, 32 connections": (_resets, 32),
+    "grpc many streams, 32 connections": (_many_streams, 32),
     "json duplicate keys": (_repeated("/v1/completions", _duplicate_keys()), 64),
     "json many objects": (_repeated("/v1/chat/completions", _many_objects()), 64),
     "json deep": (_repeated("/v1/completions", _deep()), 64),
