@@ -16,6 +16,7 @@ from kvrelay.errors import ConfigError
 from kvrelay.wire.inference import SERVICE_NAME, InferenceServiceStub, pb
 from router.api.grpc.listener import MAX_STREAMS
 from router.api.grpc.service import InferenceService
+from router.process import FILES
 
 LIST = f"/{SERVICE_NAME}/ListModels"
 ATTACKERS, VICTIMS = 4, 16
@@ -58,6 +59,8 @@ async def test_calls_of_one_connection_do_not_wait_for_all_those_of_others(
         return await list_models(self, request, context)
 
     monkeypatch.setattr(InferenceService, "ListModels", noted)
+    # As many servers as with a high limit on open files.
+    monkeypatch.setattr(router.api.grpc.listener, "open_files", lambda: FILES)
     async with running_router(prefill=0) as cluster, asyncio.timeout(60):
         attackers = [await connected(cluster.grpc) for _ in range(ATTACKERS)]
         victims = [await connected(cluster.grpc) for _ in range(VICTIMS)]
