@@ -61,9 +61,9 @@ class Retry:
         # Set by the first call.
         self._deadline = math.inf
         self._draw = draw
+        self._is_known = is_known
         # Consecutive failures since the last progress.
         self._failures = 0
-        self._is_known = is_known
         # The last of these that came from a server.
         self._answer: KvRelayError | None = None
         self.calls = 0

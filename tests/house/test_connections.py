@@ -15,7 +15,7 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
-    "kvrelay/launch/checks/port_check.py": "sends nothing, takes nothing: whether the addresses of "
+    "kvrelay/process/held_port.py": "sends nothing, takes nothing: whether the addresses of "
     "the listeners are free",
     "kvrelay/launch/checks/preflight.py": "sends nothing: whether loopback answers",
     "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
@@ -29,7 +29,6 @@ KNOWN = {
     "are credentials",
     "kvrelay/client/base_client.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
-    "router/api/grpc/listener.py": "listens for a moment, to see whether the port is free",
     "router/api/http/server.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",
     "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "

@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         "a gRPC port belongs to one router",
         "router/api/grpc/listener.py",
-        "_check_free(address)",
+        "with held_port(address):\n                pass",
         "pass",
         ("unit/router/api/grpc/test_listener.py::test_two_routers_do_not_share_a_port",),
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kvrelay.config.listen import ENDPOINTS, ListenConfig
 from kvrelay.errors import ConfigError
+from kvrelay.process.held_port import held_port
 
 
 def check_ports(listen: ListenConfig) -> None:
@@ -22,9 +22,9 @@ def check_ports(listen: ListenConfig) -> None:
     with contextlib.ExitStack() as sockets:
         for endpoint in ENDPOINTS:
             address: str = getattr(listen, endpoint)
-            host, _, port = address.rpartition(":")
+            port = address.rpartition(":")[2]
             try:
-                sockets.enter_context(_bound(host.strip("[]"), int(port)))
+                sockets.enter_context(held_port(address))
             except OSError as error:
                 ports = {one.rpartition(":")[2] for one in held.values()}
                 if error.errno == errno.EADDRINUSE and port not in ports:
@@ -69,14 +69,3 @@ def _message(endpoint: str, address: str, held: dict[str, str], error: OSError) 
         f"set the host of listen.{endpoint} to an address of this machine, 127.0.0.1 for instance",
     )
     return f"listen.{endpoint}: cannot listen on {address}: {reason}; {hint}"
-
-
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[None]:
-    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(target)
-        # With SO_REUSEADDR, two sockets can bind an address, but only one can listen.
-        listener.listen(1)
-        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvrelay.errors import ConfigError
+from kvrelay.process.held_port import held_port
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
@@ -109,7 +109,10 @@ class GrpcListener:
         self.address = address
         self._servers: list[grpc.aio.Server] = []
         try:
-            _check_free(address)
+            # The servers could not tell: they may share a port with any other process of this user
+            # that does so, too.
+            with held_port(address):
+                pass
             for _ in range(servers):
                 server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
                 self._servers.append(server)
@@ -138,17 +141,3 @@ class GrpcListener:
     async def stop(self, grace_s: float) -> None:
         """Stops taking calls, and cancels those that have not ended after `grace_s` seconds."""
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
-
-
-def _check_free(address: str) -> None:
-    """Raises OSError if anything listens at HOST:PORT. The servers could not tell, because they may
-    share a port with any other process of this user that does so, too.
-    """
-    host, _, port = address.rpartition(":")
-    family, kind, protocol, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(target)
-        probe.listen(1)

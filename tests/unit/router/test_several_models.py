@@ -61,8 +61,12 @@ class Routers:
 
 
 @asynccontextmanager
-async def running(policy: Path) -> AsyncIterator[Routers]:
-    """Models small and large, each with a worker that writes its own token, and idle without."""
+async def running(folder: Path) -> AsyncIterator[Routers]:
+    """Models small and large, each with a worker that writes its own token, and idle without. The
+    policy of idle is in the folder.
+    """
+    policy = folder / "policy.yaml"
+    policy.write_text("decode: {min_replicas: 0, metrics: [{name: queue_depth, target: 2}]}\n")
     config = ClusterConfig.model_validate(
         {
             "prefill": {"replicas": 0},
@@ -111,9 +115,7 @@ async def running(policy: Path) -> AsyncIterator[Routers]:
 
 @pytest.fixture
 async def routers(tmp_path: Path) -> AsyncIterator[Routers]:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("decode: {min_replicas: 0, metrics: [{name: queue_depth, target: 2}]}\n")
-    async with running(policy) as made:
+    async with running(tmp_path) as made:
         yield made
 
 

@@ -15,9 +15,7 @@ SMALL = "small ready, prefill 0 of 0, decode 1 of 1"
 
 @pytest.fixture
 async def routers(tmp_path: Path) -> AsyncIterator[Routers]:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("decode: {min_replicas: 0, metrics: [{name: queue_depth, target: 2}]}\n")
-    async with running(policy) as made:
+    async with running(tmp_path) as made:
         yield made
 
 
