@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from kv_transfer.prefix_export import PrefixExport
 from kvrelay.engine.sampling.sampler import Sampled
@@ -28,6 +29,7 @@ from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.cache_feed import CacheFeeds
 from kvrelay.worker.context import Key, WorkerContext
+from kvrelay.worker.drain import Drain
 from kvrelay.worker.guided_starts import GuidedStarts
 from kvrelay.worker.heartbeat import Heartbeat
 from kvrelay.worker.sequence import Work
@@ -60,19 +62,19 @@ class Worker:
         self._meter = Meter(context.clock)
         self._guided_starts = GuidedStarts(context.runner)
         self.heartbeat = Heartbeat(context, self._meter)
-        self._drain_by: float | None = None
+        self._drain = Drain(context.clock)
 
     @property
     def state(self) -> WorkerState:
         """The lifecycle state: starting ─▶ ready ─▶ draining. Each of them can change to stuck, the
         last state before the process ends.
 
-        The worker is ready after the engine has run its warm-up steps, and takes new work only
+        The worker is ready after the engine has run its warm-up steps, and takes new answers only
         while it is ready.
         """
         if self.context.engine.hung:
             return "stuck"
-        if self._drain_by is not None:
+        if self._drain.begun:
             return "draining"
         return "ready" if self.context.engine.proven else "starting"
 
@@ -160,8 +162,10 @@ class Worker:
             )
             session.send(Failed(*spec.key, Code.DEADLINE_EXCEEDED, text))
             return False
-        if self.state != "ready":
-            session.send(Refused(*spec.key, self.state))
+        state = self.state
+        continues = state == "draining" and spec.num_emitted > 0 and not self._drain.over
+        if state != "ready" and not continues:
+            session.send(Refused(*spec.key, state))
             return False
         return True
 
@@ -182,7 +186,8 @@ class Worker:
     def _abort(self, key: Key) -> None:
         self._guided_starts.cancel(key)
         self.stage.abort(key)
-        self.context.sessions.pop(key, None)
+        if self.context.sessions.pop(key, None) is not None:
+            self._drain.abandoned()
 
     def _fail(self, key: Key, code: Code, message: str) -> None:
         self._guided_starts.cancel(key)
@@ -190,12 +195,10 @@ class Worker:
         self.context.fail(key, code, message)
 
     def drain(self, grace_s: float) -> None:
-        """Stops taking new work. After `grace_s` seconds the remaining sequences are handed back.
-
-        If called again, the earlier deadline holds.
+        """Stops taking new answers. After `grace_s` seconds the remaining sequences are handed
+        back. If called again, the earlier deadline holds.
         """
-        by = self.context.clock.now() + grace_s
-        self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
+        self._drain.begin(grace_s)
         self.state_changed.set()
 
     async def emptied(self) -> None:
@@ -222,7 +225,7 @@ class Worker:
         ]:
             if key in sessions:
                 self._fail(key, Code.DEADLINE_EXCEEDED, text)
-        if self._drain_by is not None and now >= self._drain_by:
+        if self._drain.over:
             for key in list(sessions):
                 self._fail(key, Code.UNAVAILABLE, DRAINING)
         self.stage.inbound.receiver.keep_house(now)
@@ -329,7 +332,9 @@ class Worker:
         return self.heartbeat.info(self.state, self._load(), self.stage.lacks)
 
     def _load(self) -> WorkerLoad:
-        return self.heartbeat.load(self.stage.load())
+        load = self.heartbeat.load(self.stage.load())
+        # The controller stops a draining worker that is empty.
+        return replace(load, leases=load.leases + 1) if self._drain.awaits_return else load
 
 
 def _ends_prompt_or_answer(tokens: SequenceTokens) -> bool:

@@ -321,10 +321,10 @@ class Dispatcher:
         placed = entry.life.assignment
         assert placed is not None, "a live attempt has workers"
         effects = self._settle(entry, entry.life.on_event(worker_id, event, now), now)
-        if (isinstance(event, Failed) and event.drains) or (
-            isinstance(event, Refused) and event.reason == DRAINING
-        ):
-            self._workers.drains(worker_id)
+        if isinstance(event, Failed) and event.drains:
+            self._workers.drains(worker_id, closed=True)
+        elif isinstance(event, Refused) and event.reason == DRAINING:
+            self._workers.drains(worker_id, closed=bool(entry.life.tokens))
         elif isinstance(event, Refused):
             self._workers.refused(worker_id, now)
         elif isinstance(event, Reserved):

@@ -355,9 +355,29 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a draining worker continues an answer that no ready worker can continue",
+        "router/core/workers/worker_table.py",
+        "none_ready = model is not None and not self._decodes(model)",
+        "none_ready = False",
+        (
+            "unit/router/core/test_compatibility.py::"
+            "test_a_draining_worker_continues_the_answers_of_a_version_that_no_ready_worker_has",
+        ),
+    ),
+    Mutant(
+        "a ready worker of the version comes before a draining one",
+        "router/core/workers/worker_table.py",
+        "none_ready = model is not None and not self._decodes(model)",
+        "none_ready = model is not None",
+        (
+            "unit/router/core/test_compatibility.py::"
+            "test_a_ready_worker_of_the_version_comes_before_a_draining_one",
+        ),
+    ),
+    Mutant(
         "a sequence fault is tried on another worker, or on the local path",
         "router/core/queueing/batch_slots.py",
-        "    if not entry.life.fault:",
+        "    if not life.fault:",
         "    if True:",
         (
             "unit/router/core/workers/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",

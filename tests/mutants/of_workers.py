@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "a worker that drains, starts or is stuck takes nothing",
         WORKER,
-        'if self.state != "ready":',
+        'if state != "ready" and not continues:',
         "if False:",
         (
             "unit/decode_worker/test_worker.py::test_a_draining_worker_refuses_and_becomes_empty",
@@ -170,9 +170,26 @@ MUTANTS = (
     Mutant(
         "what is left after a drain's grace is handed back",
         WORKER,
-        "if self._drain_by is not None and now >= self._drain_by:",
+        "if self._drain.over:",
         "if False:",
         ("unit/worker/test_drain.py::test_what_is_left_when_the_grace_is_over_is_handed_back",),
+    ),
+    Mutant(
+        "a draining worker continues answers that have begun",
+        WORKER,
+        'continues = state == "draining" and spec.num_emitted > 0',
+        'continues = state == "draining" and spec.num_emitted < 0',
+        ("unit/worker/test_drain.py::test_an_answer_that_has_begun_is_continued_within_the_grace",),
+    ),
+    Mutant(
+        "a draining worker stays for the rest of an abandoned answer",
+        "kvrelay/worker/drain.py",
+        "self._abandoned_at = self._clock.now()",
+        "pass",
+        (
+            "unit/worker/test_drain.py::"
+            "test_the_worker_stays_a_while_for_the_rest_of_an_abandoned_answer",
+        ),
     ),
     Mutant(
         "a tenant's cached blocks go only while no other has more",

@@ -39,10 +39,11 @@ def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
     """Returns the workers as seen by the request. A worker that had no next token for the request
     counts as sick, so that another worker shows whether the request is at fault.
     """
-    views = workers.views(entry.life.request, entry.life.num_tokens, entry.blocks, now)
-    if not entry.life.fault:
+    life = entry.life
+    views = workers.views(life.request, life.num_tokens, entry.blocks, now, life.model)
+    if not life.fault:
         return views
-    return [replace(one, sick=one.sick or one.worker_id == entry.life.fault) for one in views]
+    return [replace(one, sick=one.sick or one.worker_id == life.fault) for one in views]
 
 
 def make_way(

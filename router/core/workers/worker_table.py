@@ -65,6 +65,8 @@ class Worker:
     refusals: int = 0
     preempted_at: float = -math.inf
     last_assigned: int = 0
+    # Whether the draining worker takes nothing more, not even the rest of an answer.
+    closed: bool = False
     # First sequence of the worker's last step.
     leader: tuple[str, int] | None = None
     stepped_at: float = 0.0
@@ -255,10 +257,13 @@ class Workers:
         """Records an accepted request: resets the consecutive refusals."""
         self._workers[worker_id].refusals = 0
 
-    def drains(self, worker_id: str) -> None:
-        """Marks the worker as draining when the worker reports it, before the registry does."""
+    def drains(self, worker_id: str, closed: bool) -> None:
+        """Marks the worker as draining when the worker reports it, before the registry does.
+        `closed`: it does not even continue an answer that has begun.
+        """
         worker = self._workers[worker_id]
         worker.info = replace(worker.info, state="draining")
+        worker.closed = worker.closed or closed
 
     def serves(self, model: ModelVersion) -> bool:
         """Whether a decode worker in any state has this model version."""
@@ -291,6 +296,15 @@ class Workers:
         """Whether a decode worker of any model version is ready."""
         return any(
             one.info.pool == "decode" and one.info.state == "ready"
+            for one in self._workers.values()
+        )
+
+    def _decodes(self, model: ModelVersion) -> bool:
+        """Whether a decode worker of this model version is ready."""
+        return any(
+            one.info.pool == "decode"
+            and one.info.state == "ready"
+            and one.info.model.is_same(model)
             for one in self._workers.values()
         )
 
@@ -362,15 +376,29 @@ class Workers:
             for one in self._workers.values()
         )
 
-    def views(self, request: Request, needed: int, blocks: Blocks, now: float) -> list[WorkerView]:
+    def views(
+        self,
+        request: Request,
+        needed: int,
+        blocks: Blocks,
+        now: float,
+        model: ModelVersion | None = None,
+    ) -> list[WorkerView]:
         """Returns the ready workers that follow the request's sampling parameters and have its
         adapter, as seen by the request, whose sequence has `needed` tokens.
+
+        If `model` began the answer and no ready decode worker has it, draining workers continue
+        the answer.
         """
         views = []
         limited = bool(features_of(request.sampling))
+        none_ready = model is not None and not self._decodes(model)
         for worker_id, worker in self._workers.items():
             info = worker.info
-            if info.state != "ready" or (limited and not follows(info, request.sampling)):
+            usable = info.state == "ready" or (
+                none_ready and info.state == "draining" and not worker.closed
+            )
+            if not usable or (limited and not follows(info, request.sampling)):
                 continue
             if request.adapter and request.adapter not in info.adapters:
                 continue

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.worker_harness import Engine, Session, Workers, silent_peer, workers
+from support.worker_harness import Engine, Session, Workers, load_of, silent_peer, workers
 
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
@@ -20,6 +20,7 @@ from kvrelay.messages import Abort, Failed, Prefill, Refused, Reserve, Reserved,
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.worker import WorkerServiceStub, pb
+from kvrelay.worker.drain import RETURN_S
 
 CONFIG = ClusterConfig.model_validate(
     {
@@ -90,6 +91,47 @@ async def test_what_is_left_when_the_grace_is_over_is_handed_back(
     assert {(await handed_back(decode)).request_id for _ in range(2)} == {"streams", "leases"}
     engine.free.set()
     await at_rest(running, decode="draining")
+
+
+async def test_an_answer_that_has_begun_is_continued_within_the_grace(
+    running: Workers, clock: ManualClock
+) -> None:
+    decode = await running.session("decode-0")
+    await decode.send(RunLocal(spec("a", max_tokens=6)))
+    whole = await decode.answer()
+    await drain(decode.info, 30.0)
+    rest = replace(spec("b", max_tokens=6), token_ids=(*PROMPT, *whole[:2]))
+    await decode.send(RunLocal(spec("new")))
+    assert await decode.event() == Refused("new", 0, "draining")
+    await decode.send(RunLocal(rest))
+    assert await decode.answer() == whole[2:]
+    clock.advance(30.0)
+    await decode.send(RunLocal(replace(rest, request_id="late")))
+    assert await decode.event() == Refused("late", 0, "draining")
+    await at_rest(running, decode="draining")
+
+
+@pytest.mark.parametrize("ends", ["abort", "session"])
+async def test_the_worker_stays_a_while_for_the_rest_of_an_abandoned_answer(
+    running: Workers, clock: ManualClock, engine: Engine, ends: str
+) -> None:
+    decode = await running.session("decode-0")
+    engine.free.clear()
+    await decode.send(RunLocal(spec("a")))
+    await engine.held()
+    await drain(decode.info, 30.0)
+    if ends == "abort":
+        await decode.send(Abort("a", 0))
+    else:
+        await decode.close()
+    engine.free.set()
+    async with asyncio.timeout(30):
+        while (await load_of(decode.info)).running:
+            await asyncio.sleep(0.01)
+    clock.advance(RETURN_S - 0.01)
+    assert not (await load_of(decode.info)).empty
+    clock.advance(0.02)
+    assert (await load_of(decode.info)).empty
 
 
 async def test_the_earliest_of_several_graces_holds(running: Workers, clock: ManualClock) -> None:

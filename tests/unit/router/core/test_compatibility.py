@@ -15,7 +15,7 @@ from support.router_harness import inference_stub, running_router
 from kvrelay.config.model_sections import RouterConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, Unavailable
-from kvrelay.messages import Prefill, Reserve, Reserved, SequenceTokens, TokenBatch
+from kvrelay.messages import Prefill, Refused, Reserve, Reserved, SequenceTokens, TokenBatch
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.workers import ModelVersion, WorkerInfo
 from kvrelay.wire.inference import GenerateRequest
@@ -139,6 +139,31 @@ def test_after_its_first_token_it_waits_for_its_own_while_others_go_on() -> None
     assert placements(made.worker_lost("d0", 2.0, expected=True)) == []
     assert placements(submit(made, request("b"), 3.0)) == [("b", "d1")], "it stands in nobody's way"
     assert placements(made.worker_found(info("d2", OLD), 4.0)) == [("a", "d2")]
+
+
+def test_a_draining_worker_continues_the_answers_of_a_version_that_no_ready_worker_has() -> None:
+    made = cluster(d0=OLD, d1=OLD, d2=NEW)
+    leaving = [replace(info(one, OLD), state="draining") for one in ("d0", "d1")]
+    submit(made, resumed(OLD))
+    first = made._entries["a"].life.assignment
+    assert first is not None
+    other = "d1" if first.decode == "d0" else "d0"
+    made.workers_changed(leaving, 1.0)
+    assert placements(submit(made, request("new"), 1.0)) == [("new", "d2")], "nothing new"
+    assert placements(made.worker_lost(first.decode, 2.0)) == [("a", other)]
+    refused = made.on_event(other, Refused("a", attempt(made, "a"), "draining"), 3.0)
+    assert placements(refused) == [], "it is not asked again"
+    assert placements(made.worker_found(info("d3", OLD), 4.0)) == [("a", "d3")]
+
+
+def test_a_ready_worker_of_the_version_comes_before_a_draining_one() -> None:
+    made = cluster(d0=OLD, d1=OLD, d2=OLD)
+    submit(made, resumed(OLD))
+    placed = made._entries["a"].life.assignment
+    assert placed is not None
+    others = sorted({"d0", "d1", "d2"} - {placed.decode})
+    made.workers_changed([replace(info(others[0], OLD), state="draining")], 1.0)
+    assert placements(made.worker_lost(placed.decode, 2.0, expected=True)) == [("a", others[1])]
 
 
 def test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason() -> None:
