@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
 
 from decode_worker.stage import DecodeStage
-from kvrelay.protocol_version import PROMPT_LOGPROBS
+from kvrelay.protocol_version import KV_INDEX, PROMPT_LOGPROBS
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.exchange import EXCHANGE
 from kvrelay.vllm_engine.model import VllmModel
@@ -22,8 +21,6 @@ from kvrelay.worker.steps.step_loop import Reporter, Steps
 class VllmDecodeStage(DecodeStage):
     """Leases staging blocks for hand-offs; vLLM has the batch and its blocks."""
 
-    lacks: ClassVar[frozenset[str]] = frozenset({PROMPT_LOGPROBS})
-
     def __init__(self, context: WorkerContext, engine: VllmEngine, model: VllmModel) -> None:
         self._engine = engine
         self._model = model
@@ -35,7 +32,11 @@ class VllmDecodeStage(DecodeStage):
             model.max_model_len, model.eos_token_ids, engine.budget, engine.blocks.total
         )
         scheduler = VllmScheduler(context.cache, EXCHANGE, limits)
-        return scheduler, lambda reporter: VllmStepLoop(context, engine, scheduler, reporter)
+        self.findable = cached = engine.cached_blocks(context.cache)
+        self.lacks = frozenset({PROMPT_LOGPROBS} if cached else {PROMPT_LOGPROBS, KV_INDEX})
+        return scheduler, lambda reporter: VllmStepLoop(
+            context, engine, scheduler, reporter, cached
+        )
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if vLLM holds blocks although it has no sequence."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from kvrelay.protocol_version import PROMPT_LOGPROBS
+from kvrelay.protocol_version import KV_INDEX, PROMPT_LOGPROBS
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.exchange import EXCHANGE
 from kvrelay.vllm_engine.model import VllmModel
@@ -22,7 +22,6 @@ from prefill_worker.stage import PrefillStage
 class VllmPrefillStage(PrefillStage):
     """Pushes from staging blocks, to which each step copies the KV that vLLM computed."""
 
-    lacks: ClassVar[frozenset[str]] = frozenset({PROMPT_LOGPROBS})
     fetches: ClassVar[bool] = False
 
     def __init__(self, context: WorkerContext, engine: VllmEngine, model: VllmModel) -> None:
@@ -36,7 +35,11 @@ class VllmPrefillStage(PrefillStage):
             model.max_model_len, model.eos_token_ids, engine.budget, engine.blocks.total
         )
         scheduler = VllmScheduler(context.cache, EXCHANGE, limits, leaves=True)
-        return scheduler, lambda reporter: VllmStepLoop(context, engine, scheduler, reporter)
+        self.findable = cached = engine.cached_blocks(context.cache)
+        self.lacks = frozenset({PROMPT_LOGPROBS} if cached else {PROMPT_LOGPROBS, KV_INDEX})
+        return scheduler, lambda reporter: VllmStepLoop(
+            context, engine, scheduler, reporter, cached
+        )
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if vLLM holds blocks although it has no sequence."""

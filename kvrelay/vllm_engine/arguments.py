@@ -18,13 +18,19 @@ VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # The sampler is a logits processor of this runner.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Events name blocks by the whole hash, by which the blocks are found again.
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_COLOR": "0",
 }
 # Those that nobody can override.
-_FORCED = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")
+_FORCED = (
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+)
 # Most prompts that a prefill worker runs at once.
 _MAX_PROMPTS = 32
 # Part of kv.memory that holds KV on its way between workers.
@@ -68,6 +74,8 @@ def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> 
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
         },
+        # The worker reads the events in its own process.
+        "kv_events_config": {"enable_kv_cache_events": kv.prefix_cache, "publisher": "null"},
         **section.engine_args,
     }
 

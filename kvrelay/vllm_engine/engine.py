@@ -10,11 +10,14 @@ from typing import Any
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_pool import IntegrityError
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.model.loader import first_line
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.types.workers import PoolName
 from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
+from kvrelay.vllm_engine.cache_events import CacheEvents
+from kvrelay.vllm_engine.cached_blocks import CacheChanges, CachedBlocks
 from kvrelay.vllm_engine.exchange import EXCHANGE, KEY
 from kvrelay.vllm_engine.version_check import check_version
 from kvrelay.worker.stage import BlockCounts
@@ -44,6 +47,8 @@ class StepResult:
     failed: dict[str, KvRelayError] = field(default_factory=dict)
     # Prompt tokens that vLLM's prefix cache held.
     cached: dict[str, int] = field(default_factory=dict)
+    # What the step changed in vLLM's prefix cache.
+    cache: CacheChanges = field(default_factory=CacheChanges)
 
 
 class VllmEngine:
@@ -56,6 +61,11 @@ class VllmEngine:
         core = engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
+        # None without a prefix cache, and for models with several kinds of blocks.
+        self._cache_events: CacheEvents | None = None
+        pool = core.scheduler.kv_cache_manager.block_pool
+        if pool.enable_kv_cache_events and len(self.kv_cache_config.kv_cache_groups) == 1:
+            self._cache_events = CacheEvents(core.scheduler, self.config.cache_config.block_size)
 
     @classmethod
     def load(cls, config: ClusterConfig, pool: PoolName, model_path: str) -> VllmEngine:
@@ -136,6 +146,14 @@ class VllmEngine:
         if held and not num_sequences and not self.num_requests:
             raise IntegrityError(f"vLLM holds {held} blocks without a sequence")
 
+    def cached_blocks(self, cache: KvCache) -> CachedBlocks | None:
+        """Returns an empty index of vLLM's prefix cache, which follows the changes that steps
+        report; None if they report none. `cache` hashes for routers.
+        """
+        if self._cache_events is None:
+            return None
+        return CachedBlocks(self.blocks.total, cache.hasher)
+
     def warm_up(self, tokens: Sequence[int]) -> None:
         """Runs a request of vLLM's own, so that no other waits for kernels to compile."""
         self._add(Start("", tuple(tokens), 2))
@@ -168,6 +186,8 @@ class VllmEngine:
             name = (request.sampling_params.extra_args or {}).get(KEY)
             if name is not None:
                 result.progress[name] = request.num_computed_tokens, request.num_preemptions
+        if self._cache_events is not None:
+            result.cache = self._cache_events.changes()
         return result
 
     def _take(self, output: Any, result: StepResult) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 
 from kvrelay.process.telemetry import get_logger
+from kvrelay.vllm_engine.cached_blocks import CachedBlocks
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.scheduler import VllmScheduler
 from kvrelay.worker.context import WorkerContext
@@ -30,11 +31,14 @@ class VllmStepLoop:
         engine: VllmEngine,
         scheduler: VllmScheduler,
         reporter: Reporter,
+        cached: CachedBlocks | None = None,
     ) -> None:
+        """cached: the index of vLLM's prefix cache, which the loop keeps up to date."""
         self._context = context
         self._engine = engine
         self._scheduler = scheduler
         self._reporter = reporter
+        self._cached = cached
         self.idle = True
         # True if anything happened since this was last set to False.
         self.changed = True
@@ -69,6 +73,8 @@ class VllmStepLoop:
             log.exception("vllm_step_failed", worker=context.identity.worker_id, reason=str(error))
             raise
         now = context.clock.now()
+        if self._cached is not None:
+            self._cached.apply(result.cache)
         batch, sampled, failures = scheduler.complete(result, began)
         scheduler.ran(now - began, now)
         for work, failure in failures:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrelay.clock import Clock
-from kvrelay.engine.kvcache.block_pool import BlockPool
-from kvrelay.engine.kvcache.change_journal import Changes
+from kvrelay.engine.kvcache.change_journal import ChangeJournal, Changes
 from kvrelay.messages import CacheUpdate
 from kvrelay.types.block_keys import MAX_KEYS, pack_keys
 from kvrelay.worker.session import RouterSession
@@ -22,6 +22,25 @@ PART_PAUSE_S = 0.002
 # Events that may wait in a session. A router that is further behind gets a snapshot later instead
 # of updates now.
 MOST_PENDING = 256
+
+
+class FindableBlocks(Protocol):
+    """The blocks of a prefix cache. Each has a number below `num_blocks` while it is cached."""
+
+    @property
+    def num_blocks(self) -> int:
+        """One more than the largest number."""
+
+    @property
+    def num_named(self) -> int:
+        """How many blocks are cached."""
+
+    @property
+    def journal(self) -> ChangeJournal:
+        """What has changed."""
+
+    def hashes(self, start: int, end: int) -> list[bytes]:
+        """Returns the hashes of the cached blocks with these numbers."""
 
 
 @dataclass(slots=True)
@@ -42,9 +61,9 @@ class CacheFeeds:
     is in a later update. So the router knows the cache after the last part.
     """
 
-    def __init__(self, pool: BlockPool, clock: Clock, part_blocks: int = MAX_KEYS) -> None:
+    def __init__(self, blocks: FindableBlocks, clock: Clock, part_blocks: int = MAX_KEYS) -> None:
         """`part_blocks`: blocks that one part of a snapshot covers, and most keys of an update."""
-        self._pool = pool
+        self._blocks = blocks
         self._clock = clock
         self._part_blocks = part_blocks
         self._feeds: dict[RouterSession, _Feed] = {}
@@ -70,9 +89,9 @@ class CacheFeeds:
 
     def flush(self) -> None:
         """Tells all routers what has changed since the last call."""
-        if not self._pool.journal:
+        if not self._blocks.journal:
             return
-        changes = self._pool.journal.drain()
+        changes = self._blocks.journal.drain()
         for session, feed in self._feeds.items():
             if changes.overflow or session.pending > MOST_PENDING:
                 feed.next_block = 0
@@ -117,8 +136,8 @@ class CacheFeeds:
         assert start is not None, "a part belongs to a snapshot"
         end = start + self._part_blocks
         self.snapshots += start == 0
-        feed.next_block = end if end < self._pool.num_blocks else None
-        stored = pack_keys(self._pool.hashes(start, end))
+        feed.next_block = end if end < self._blocks.num_blocks else None
+        stored = pack_keys(self._blocks.hashes(start, end))
         self._send(session, feed, begins=start == 0, stored=stored)
 
     def _send_changes(self, session: RouterSession, feed: _Feed, changes: Changes) -> None:
@@ -154,7 +173,7 @@ class CacheFeeds:
                 complete=complete and feed.next_block is None,
                 stored=stored,
                 removed=removed,
-                blocks=self._pool.num_named,
-                checksum=self._pool.journal.checksum,
+                blocks=self._blocks.num_named,
+                checksum=self._blocks.journal.checksum,
             )
         )

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
+from kvrelay.worker.cache_feed import FindableBlocks
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence, Work
@@ -63,8 +64,10 @@ class Stage(ABC):
     # The commands of the stage; Abort is a command of every stage.
     commands: ClassVar[tuple[type[Command], ...]]
     # Features of the protocol that the engine does not have.
-    lacks: ClassVar[frozenset[str]] = frozenset()
+    lacks: frozenset[str] = frozenset()
     inbound: InboundKv
+    # The blocks of the engine's prefix cache; None: those of the worker's cache.
+    findable: FindableBlocks | None = None
 
     @abstractmethod
     def steps(self, reporter: Reporter) -> Steps:

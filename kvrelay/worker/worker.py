@@ -55,7 +55,8 @@ class Worker:
         self.prefix_export = PrefixExport(
             context.cache, context.sender, context.identity.epoch, context.work.set
         )
-        self.cache_feeds = CacheFeeds(context.cache.pool, context.clock)
+        findable = self.stage.findable or context.cache.pool
+        self.cache_feeds = CacheFeeds(findable, context.clock)
         # Set when the state may have changed.
         self.state_changed = asyncio.Event()
         self._steps = self.stage.steps(self)
@@ -171,7 +172,7 @@ class Worker:
 
     def session_began(self, session: RouterSession) -> None:
         """Begins to tell the router which blocks the prefix cache holds, if it understands that."""
-        if KV_INDEX in session.protocol.features:
+        if KV_INDEX in session.protocol.features and KV_INDEX not in self.stage.lacks:
             self.cache_feeds.open(session)
 
     # The end of a sequence

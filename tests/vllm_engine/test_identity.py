@@ -145,3 +145,26 @@ async def test_a_cached_prefix_is_not_computed_again(forks: Forks) -> None:
         assert cached[1] >= 256
         for worker in fleet.alive:
             await fleet.at_rest(worker)
+
+
+async def test_the_router_knows_what_vllm_has_cached_and_evicted(forks: Forks) -> None:
+    """Told by vLLM's KV events: predicted and real cache hits are equal, also after evictions."""
+    kv = {"memory": "50MiB", "prefix_cache": True}
+    one = {"replicas": 1}
+    draw = random.Random(8)
+    prefixes = prompts(30, 8, 512)
+    corrected, hits, misses = [], 0, 0
+    async with running_fleet(forks, kv=kv, prefill={"replicas": 2}, decode=one) as fleet:
+        for number in range(80):
+            prompt = draw.choice(prefixes) + prompts(1, 100 + number, 70)[0]
+            (found,) = await answers(fleet, [prompt], {"temperature": 0.0}, max_tokens=1)
+            assert found.usage is not None
+            hits += found.usage.cached_tokens > 0
+            misses += found.usage.cached_tokens == 0
+            corrected += [found.why] if "prompt tokens were cached" in found.why else []
+            # A worker tells its changes within 0.1 s.
+            await asyncio.sleep(0.3)
+    assert hits > 10
+    assert misses > len(prefixes), "blocks were evicted"
+    # A busy machine may delay some.
+    assert len(corrected) <= 6, corrected

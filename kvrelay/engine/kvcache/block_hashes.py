@@ -15,6 +15,26 @@ _TOKEN_BYTES = 4
 _IDENTITY = b"kvr identity"
 
 
+class HashChain:
+    """The hash of a full block, from which those of the blocks after it follow."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: hashlib.blake2b) -> None:
+        self._state = state
+
+    @property
+    def hash(self) -> bytes:
+        """The hash of all tokens so far."""
+        return self._state.digest()
+
+    def then(self, tokens: bytes) -> HashChain:
+        """Returns the chain with the next block, whose token ids are given as int32."""
+        state = self._state.copy()
+        state.update(tokens)
+        return HashChain(state)
+
+
 class BlockHasher:
     """Hashes a growing sequence block by block. Each hash covers all tokens up to its block's end.
 
@@ -41,7 +61,8 @@ class BlockHasher:
         # The token ids of each hashed block alone, as int32.
         self.tokens: list[bytes] = []
         key = hashlib.blake2b(self.root.encode(), digest_size=32).digest()
-        self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)
+        # Of all hashed blocks.
+        self.chain = HashChain(hashlib.blake2b(key=key, digest_size=hash_bytes))
         self._identity = hashlib.blake2b(key=key, digest_size=IDENTITY_BYTES, person=_IDENTITY)
         self._identities: list[bytes] = []
 
@@ -55,9 +76,9 @@ class BlockHasher:
         new = array("i", token_ids[start:end]).tobytes()
         for first in range(0, len(new), size * _TOKEN_BYTES):
             tokens = new[first : first + size * _TOKEN_BYTES]
-            self._state.update(tokens)
+            self.chain = self.chain.then(tokens)
             self.tokens.append(tokens)
-            self.hashes.append(self._state.copy().digest())
+            self.hashes.append(self.chain.hash)
         return self.hashes
 
     def identities(self) -> list[bytes]:
