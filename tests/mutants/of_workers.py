@@ -301,8 +301,8 @@ MUTANTS = (
     Mutant(
         "block hashes are keyed by model and salt",
         HASHING,
-        "self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)",
-        "self._state = hashlib.blake2b(digest_size=hash_bytes)",
+        "HashChain(hashlib.blake2b(key=key, digest_size=hash_bytes))",
+        "HashChain(hashlib.blake2b(digest_size=hash_bytes))",
         (
             "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
             "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_the_model",
@@ -311,8 +311,8 @@ MUTANTS = (
     Mutant(
         "a block's hash covers the blocks before it",
         HASHING,
-        "self._state.update(tokens)",
-        "self._state = hashlib.blake2b(tokens, digest_size=16)",
+        "state.update(tokens)",
+        "state = hashlib.blake2b(tokens, digest_size=16)",
         (
             "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
         ),
@@ -604,9 +604,19 @@ MUTANTS = (
         ("unit/worker/test_cache_feed.py::test_a_real_worker_tells_before_the_answer_ends",),
     ),
     Mutant(
+        "blocks that vLLM has evicted make room for those in their place",
+        "kvrelay/vllm_engine/cached_blocks.py",
+        "if (chain := self._drop(hash)) is not None}",
+        "if (chain := self._chains.get(hash)) is not None}",
+        (
+            "unit/vllm_engine/test_cached_blocks.py::"
+            "test_they_are_those_of_the_sequences_that_vllm_has_cached",
+        ),
+    ),
+    Mutant(
         "an older router is told nothing that it does not know",
         "kvrelay/worker/worker.py",
-        "if KV_INDEX in session.protocol.features:",
+        "if KV_INDEX in session.protocol.features and KV_INDEX not in self.stage.lacks:",
         "if True:",
         ("unit/worker/test_cache_feed.py::test_a_real_worker_tells_before_the_answer_ends",),
     ),
