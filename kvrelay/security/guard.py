@@ -113,7 +113,8 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not shown:
             raise Unauthenticated(f"{method} requires a client certificate")
         roles, ends = _read(shown[0])
-        if not roles and self._without_role is not None:
+        names_none = not roles
+        if names_none and self._without_role is not None:
             roles = (self._without_role,)
         if len(roles) != 1:
             raise Unauthenticated(
@@ -122,9 +123,10 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
         allowed = ALLOWED.get(method.strip("/").rpartition("/")[0], ())
         if roles[0] not in allowed:
+            has = f"names none, which counts as {roles[0]}" if names_none else f"has {roles[0]}"
             raise PermissionDenied(
                 f"{method} requires the role {' or '.join(allowed) or 'of nobody'}, and the "
-                f"certificate has {roles[0]}"
+                f"certificate {has}"
             )
         return _Peer(name, roles[0], ends)
 

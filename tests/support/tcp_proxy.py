@@ -78,6 +78,9 @@ class TcpProxy:
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                # First, since a second cancellation would end this block.
+                for end in ends:
+                    end.transport.abort()
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
