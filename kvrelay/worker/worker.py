@@ -334,8 +334,10 @@ class Worker:
 
     def _load(self) -> WorkerLoad:
         load = self.heartbeat.load(self.stage.load())
-        # The controller stops a draining worker that is empty.
-        return replace(load, leases=load.leases + 1) if self._drain.awaits_return else load
+        if load.empty and self._drain.awaits_return:
+            # The controller would stop a draining worker that is empty.
+            return replace(load, leases=1)
+        return load
 
 
 def _ends_prompt_or_answer(tokens: SequenceTokens) -> bool:
