@@ -15,6 +15,7 @@ from autoscaler.rebalancing import (
     surplus,
     workers_to_switch,
 )
+from autoscaler.room import ROOM_S, starved_pool
 from autoscaler.worker_drain import WorkerDrain
 from autoscaler.worker_watch import WorkerWatch
 from kvrelay.clock import Clock, MonotonicClock
@@ -71,6 +72,9 @@ class Actuator:
         self._interval_s = interval_s
         # Workers that the registry lists as pending.
         self._told_pending: set[str] = set()
+        self._clock = clock
+        # Time at which another worker may have to leave its place for the other pool.
+        self._next_room_at = 0.0
         self._workers = ManagedWorkers(registry, launcher, lease, clock, interval_s)
         self._watch = WorkerWatch(self._workers, interval_s)
         self._drain = WorkerDrain(self._workers, clock, credentials, drain_timeout_s)
@@ -118,10 +122,12 @@ class Actuator:
         if self._rebalance:
             self._switch_pools("prefill", "decode", infos)
             self._switch_pools("decode", "prefill", infos)
+        starved = await self._make_room(infos)
         # A decode worker can serve every request, so the decode pool gets the last standby worker.
         for pool in sorted(sizes, key=POOLS.index, reverse=self._standby > 0):
             leaving = self._workers.next_restart(pool, restarts)
-            await self._resize(pool, sizes[pool], infos, leaving)
+            may_grow = starved is None or starved == pool
+            await self._resize(pool, sizes[pool], infos, leaving, may_grow)
         if self._standby:
             await self._keep_standbys(restarts)
         await _all_done(
@@ -197,11 +203,43 @@ class Actuator:
             reason = f"the {taker} pool has more use for it"
             self._workers.mark_draining(worker_id, reason, turns_to=taker)
 
+    async def _make_room(self, infos: Mapping[str, WorkerInfo]) -> PoolName | None:
+        """Makes room for a pool whose workers all wait for room: the workers of the other pool that
+        wait give way, and one that has a place leaves it. Returns the pool, which alone may grow.
+
+        A worker that dies or is drained would otherwise lose its place for good to a worker that
+        waited.
+        """
+        pools = {pool: self._workers.of_pool(pool, size) for pool, size in self._sizes.items()}
+        found = starved_pool(pools)
+        # A standby worker with a place joins the pool at once.
+        if found is None or set(self._workers.standbys()) - self._launcher.pending().keys():
+            return None
+        starved, giver = found
+        reason = f"the {starved} pool has no worker, and no node has room for one"
+        for worker_id in pools[giver].pending:
+            log.info("worker_gives_way", worker=worker_id, reason=reason)
+            await self._workers.stop(worker_id, None, reason)
+        now = self._clock.now()
+        is_leaving = any(one.draining_since is not None for one in self._workers.by_id.values())
+        if not is_leaving and now >= self._next_room_at:
+            self._next_room_at = now + ROOM_S
+            workers = pools[giver]
+            (leaving,) = surplus(workers.placed, workers.serving, infos, 1)
+            self._workers.mark_draining(leaving, reason)
+        return starved
+
     async def _resize(
-        self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None
+        self,
+        pool: PoolName,
+        size: int,
+        infos: Mapping[str, WorkerInfo],
+        leaving: str | None,
+        may_grow: bool,
     ) -> None:
         """Brings the pool to `size` workers, or to `size` + 1 while `leaving` waits for its
-        successor to be ready. Starts at most `_STARTS_PER_POLL` workers.
+        successor to be ready. Starts at most `_STARTS_PER_POLL` workers, and none unless it
+        `may_grow`.
         """
         workers = self._workers.of_pool(pool, size)
         staying = list(workers.staying)
@@ -217,7 +255,7 @@ class Actuator:
         if leaving is not None and missing > 0 and len(self._workers.standbys()) < self._standby:
             # A restart can wait for the next standby worker. Its start costs the same.
             missing -= 1
-        if missing > 0 and self._workers.may_start(pool):
+        if missing > 0 and may_grow and self._workers.may_start(pool):
             for _ in range(min(missing, _STARTS_PER_POLL)):
                 await self._workers.start(pool)
         for worker_id in surplus(staying, workers.serving, infos, -missing):

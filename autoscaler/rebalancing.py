@@ -21,6 +21,11 @@ class PoolWorkers:
     pending: Collection[str]
 
     @property
+    def placed(self) -> list[str]:
+        """Workers of `staying` that have a place on a node."""
+        return [one for one in self.staying if one not in self.pending]
+
+    @property
     def spare(self) -> int:
         """Number of workers above the wanted size."""
         return max(0, len(self.staying) - self.size)

@@ -11,6 +11,18 @@ TESTS = "unit/autoscaler"
 
 MUTANTS = (
     Mutant(
+        "a pool without a worker gets room before others grow",
+        "autoscaler/actuator.py",
+        "starved = await self._make_room(infos)",
+        "starved = None",
+        (
+            "unit/autoscaler/test_room.py::"
+            "test_the_last_decode_worker_comes_back_while_prefill_workers_wait",
+            "unit/autoscaler/test_room.py::"
+            "test_no_pool_stays_without_a_worker_that_another_could_give_up",
+        ),
+    ),
+    Mutant(
         "a prompt that waits for an empty pool wakes it",
         POLICY,
         "size = max(size, 1)",

@@ -117,9 +117,7 @@ def _alike(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
 
 def _hash_behind(hasher: BlockHasher, tail: list[int]) -> bytes:
     """Of the block that follows, leaving the hasher as it is."""
-    state = hasher._state.copy()
-    state.update(array("i", tail).tobytes())
-    return state.digest()
+    return hasher.chain.then(array("i", tail).tobytes()).hash
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:
