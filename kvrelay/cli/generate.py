@@ -87,7 +87,8 @@ def generate(
         bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Timeout of the whole answer.")
+        float,
+        typer.Option(metavar="SECONDS", min=1e-3, help="Timeout of the whole answer."),
     ] = 600.0,
     as_json: Annotated[
         bool,

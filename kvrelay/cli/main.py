@@ -110,8 +110,12 @@ _NOISE = (
         r"Input should be a valid boolean, unable to interpret input",
         "it must be true or false",
     ),
-    (r"(Got unexpected extra argument.*)", r"\1; put text with spaces in quotes"),
 )
+# What to do with words that a command takes no more of, by command.
+_MORE_WORDS = {
+    "kvrelay generate": "put text with spaces in quotes",
+    "kvrelay chat": "type the text once it has started, or give it to `kvrelay generate`",
+}
 # Options that other commands have: command, option, and what to give instead.
 _OPTIONS_ELSEWHERE = (
     ("kvrelay scale", "--(prefill|decode)", r"write \2=N"),
@@ -145,6 +149,8 @@ def run(arguments: Sequence[str]) -> int:
         message = cast(Any, error).format_message().rstrip(".")
         for noise, said in _NOISE:
             message = re.sub(noise, said, message)
+        if "unexpected extra argument" in message and (remedy := _MORE_WORDS.get(where)):
+            message += f"; {remedy}"
         for command, option, remedy in _OPTIONS_ELSEWHERE:
             if re.fullmatch(command, where):
                 message = re.sub(f"(No such option: {option}).*", rf"\1; {remedy}", message)

@@ -18,6 +18,7 @@ from kvrelay.types.workers import POOLS, PoolName
 if TYPE_CHECKING:
     from kvrelay.cli.views.restart_progress import RestartProgress
     from kvrelay.client.admin import AdminClient
+    from kvrelay.wire.cluster import ClusterStatus
 
 # Most time for the workers that `scale` adds to start, or to find no room.
 LOOK_S = 10.0
@@ -79,9 +80,11 @@ def _without_room(client: AdminClient, sizes: Mapping[PoolName, int]) -> list[st
 
 
 def drain(
-    worker: Annotated[
-        str,
-        typer.Argument(metavar="WORKER", help="Name of the worker, as `kvrelay status` shows it."),
+    workers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKER...", help="Names of workers, as `kvrelay status` shows them."
+        ),
     ],
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
@@ -89,16 +92,36 @@ def drain(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Stop a worker after its running requests have finished. A successor starts; `kvrelay scale`
-    makes a pool smaller.
+    """Stop workers after their running requests have finished. A successor of each starts, when
+    there is room for it; `kvrelay scale` makes a pool smaller.
 
     Example: kvrelay drain decode-1
     """
     from kvrelay.client.connection import Connection
 
-    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
-        client.drain(worker)
-    print(f"draining {worker}")
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    # With several models, the names of workers begin with that of their model.
+    for model in dict.fromkeys(one.rpartition(".")[0] for one in workers):
+        mine = [one for one in workers if one.rpartition(".")[0] == model]
+        with admin_client(admin, connection, model) as client:
+            alone = _without_others(client.status(), mine)
+            for worker in mine:
+                client.drain(worker)
+                print(f"draining {worker}", flush=True)
+        for worker in alone:
+            note(
+                f"no other decode worker is ready, so requests wait until the successor of "
+                f"{worker} serves; `kvrelay restart {worker}` starts the successor first"
+            )
+
+
+def _without_others(status: ClusterStatus, leaving: Sequence[str]) -> list[str]:
+    """Returns the decode workers among those that leave, if none of the ready ones stays."""
+    for pool in status.pools:
+        if pool.name == "decode":
+            ready = [one.worker_id for one in pool.workers if one.state == "ready"]
+            return [one for one in ready if one in leaving] if set(ready) <= set(leaving) else []
+    return []
 
 
 def restart(

@@ -54,6 +54,12 @@ _HINTS = (
         "the server's certificate is not signed by the CA that was given, or is for another name "
         "(--tls-ca FILE, or tls=)",
     ),
+    (
+        Code.UNAVAILABLE,
+        "Hostname Verification Check failed",
+        "the server's certificate is for other names; connect by one of them, or make one for this "
+        "name (`kvrelay certs FOLDER --host NAME`)",
+    ),
     (Code.UNAVAILABLE, "lookup", "no host has that name; give HOST:PORT"),
     (
         Code.UNIMPLEMENTED,

@@ -182,14 +182,21 @@ def _int8(figures: LabFigures) -> Experiment:
         (
             f"int8 is {gains[best]:.2f} times as fast in the best case ({best}) and "
             f"{gains[worst]:.2f} times in the worst ({worst}).",
-            "A decode step gains from the smaller read of the weights; a prefill gains as far as "
-            "the processor multiplies 8-bit numbers faster.",
+            f"A decode step can gain from the smaller read of the weights: "
+            f"{_gained(gains, 'decode')}. A prefill can gain if the processor multiplies 8-bit "
+            f"numbers faster: {_gained(gains, 'prefill')}.",
         ),
         table=(
             ("case", "own dtype", "int8", "times as fast"),
             *((name, _ms(own), _ms(other), f"{own / other:.2f}") for name, own, other in rows),
         ),
     )
+
+
+def _gained(gains: Mapping[str, float], what: str) -> str:
+    """Says how many of the cases were faster."""
+    mine = [gain for name, gain in gains.items() if name.startswith(what)]
+    return f"{sum(gain > 1 for gain in mine)} of {len(mine)} were faster here"
 
 
 def _neighbour(figures: LabFigures) -> Experiment:
@@ -237,7 +244,8 @@ def _neighbour(figures: LabFigures) -> Experiment:
         (
             f"Beside the prompts, 1 % of the gaps between tokens exceed {_ms(split_itl)} "
             f"disaggregated and {_ms(whole_itl)} colocated: {_factor(split_itl, whole_itl)} "
-            f"{itl} with a decode worker that computes no long prompts.",
+            f"{itl} with a decode worker that computes no long prompts. The longest gaps were "
+            f"{_ms(max(split.beside))} and {_ms(max(whole.beside))}.",
             f"The prompts had their first token after {_ms(split_ttft)} disaggregated and "
             f"{_ms(whole_ttft)} colocated (median), {_factor(split_ttft, whole_ttft)} {ttft}: "
             f"one prefill worker against two workers that also decode.{_few(split, whole)}",

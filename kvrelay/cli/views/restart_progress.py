@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvrelay.cli.views.pending_workers import most_frequent
 from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RestartProgress:
         if status.registry != "ok":
             # What the status knows may be old.
             return lines
+        reasons = [one.reason for one in status.pending]
         for worker_id in list(self._left):
             if worker_id not in status.restarting:
                 if states.get(worker_id) == "ready":
@@ -66,6 +68,8 @@ class RestartProgress:
                 word = "draining, its successor serves"
             else:
                 word = "waiting until its successor is ready"
+                if reasons:
+                    word += f", which waits for room: {most_frequent(reasons)}"
             if self._said.get(worker_id) != word:
                 self._said[worker_id] = word
                 lines.append(f"{worker_id}: {word}")

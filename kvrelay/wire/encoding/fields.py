@@ -20,6 +20,7 @@ _WORDS = (
     ("bad argument type for built-in operation", "it must be text"),
     ("cannot be interpreted as an integer", "it must be a whole number"),
     ("must be real number", "it must be a number"),
+    ("Value out of range", "it is out of range; give a smaller number"),
     ("surrogates not allowed", "it is not valid text; convert it to UTF-8"),
 )
 

@@ -498,7 +498,16 @@ def test_drain(capsys: Output) -> None:
     assert cluster.drained == ["decode-0"]
     out, err = capsys.readouterr()
     assert out == "draining decode-0\n"
-    assert err == f"kvrelay: {admin}: no worker decode-9\n"
+    assert err.splitlines()[-1] == f"kvrelay: {admin}: no worker decode-9"
+
+
+def test_a_drain_of_the_last_decode_worker_names_the_way_without_a_wait(capsys: Output) -> None:
+    with serving(ScriptedCluster()) as admin:
+        assert run(["drain", "decode-0", "--admin", admin]) == 0
+    out, err = capsys.readouterr()
+    assert out == "draining decode-0\n"
+    assert "no other decode worker is ready" in " ".join(err.split())
+    assert "`kvrelay restart decode-0` starts the successor first" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("command", [["status"], ["scale", "decode=1"], ["drain", "w"]])

@@ -270,6 +270,25 @@ def test_a_prompt_without_quotes_is_told_what_it_lacks(capsys: Output) -> None:
     assert "(upon a time); put text with spaces in quotes; see kvrelay generate --help" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "p", "--timeout", "0"], "--timeout"),
+        (["generate", "p", "--timeout", "-5"], "--timeout"),
+        (["generate", "p", "--seed", "9" * 30], "it is out of range; give a smaller number"),
+        (["chat", "hello"], "type the text once it has started"),
+    ],
+)
+def test_values_and_words_that_nothing_can_take(
+    arguments: list[str], words: str, capsys: Output
+) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in " ".join(err.split())
+    assert "Error" not in err
+
+
 def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
     router = ScriptedRouter([tokens(0, 1), "hang"])
     with serving(router) as target:

@@ -14,7 +14,7 @@ from kvrelay.cli.main import run
 from kvrelay.cli.views.restart_progress import RestartProgress
 from kvrelay.errors import Unavailable
 from kvrelay.types.control_plane import RouterLoad
-from kvrelay.types.workers import WorkerLoad
+from kvrelay.types.workers import PendingWorker, WorkerLoad
 from kvrelay.wire import cluster as wire
 
 
@@ -54,6 +54,17 @@ def test_each_step_is_told_once() -> None:
     assert said == SAID
     assert progress.over
     progress.check()
+
+
+def test_a_successor_without_room_is_told_with_the_reason() -> None:
+    progress = RestartProgress(["decode-0"])
+    waiting = status("decode-0", decode_0="ready")
+    assert progress.news(waiting) == ["decode-0: waiting until its successor is ready"]
+    pending = replace(waiting, pending=(PendingWorker("decode-1", "decode", "no node has a GPU"),))
+    assert progress.news(pending) == [
+        "decode-0: waiting until its successor is ready, which waits for room: no node has a GPU"
+    ]
+    assert progress.news(pending) == []
 
 
 def test_a_registry_that_is_away_has_forgotten_nothing() -> None:

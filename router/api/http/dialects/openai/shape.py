@@ -37,6 +37,8 @@ class OpenAiShape:
         self._before = f'data: {before}{{"index":'
         usage = completion.include_usage and not completion.continuous_usage
         self._after = ',"usage":null' if usage else ""
+        # Whether a chunk without text says something.
+        self._counts_chunks = completion.return_token_ids or completion.continuous_usage
         # By choice.
         self._fingerprints: dict[int, str] = {}
         self._ends: dict[int, GenerateResponse] = {}
@@ -53,8 +55,12 @@ class OpenAiShape:
         completion = self._completion
         reason: str | None = response.finish_reason
         if completion.chat:
-            said = f'"delta":{{{self._delta(self._answers[index], response)}}}'
+            delta = self._delta(self._answers[index], response)
             reason = self._finish_reason(index, response)
+            if not (delta or reason or logprobs or self._counts_chunks):
+                # The tokens are the hidden marks of a call, or the begin of what comes.
+                return ""
+            said = f'"delta":{{{delta}}}'
         else:
             begin = self._echoes[index] if completion.echo and response.index == 0 else ""
             said = f'"text":{encode_basestring_ascii(begin + response.text)}'

@@ -100,7 +100,8 @@ def chat_whole(body: dict[str, Any]) -> Message:
 def chat_stream(events: list[dict[str, Any]]) -> Message:
     texts, calls = {"content": "", "reasoning_content": ""}, []
     for one in events:
-        delta = one["choices"][0]["delta"]
+        delta, reason = one["choices"][0]["delta"], one["choices"][0]["finish_reason"]
+        assert delta or reason, "no event is empty"
         for name in texts:
             texts[name] += delta.get(name, "")
         for call in delta.get("tool_calls", ()):
