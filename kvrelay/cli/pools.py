@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.options.connection import ModelName, TlsCa, TlsCert, TlsKey, TokenFile
-from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
+from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client, statuses
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.pending_workers import are_known, room_lines, unknown_lines
 from kvrelay.errors import KvRelayError, Unavailable
@@ -100,27 +100,28 @@ def drain(
     from kvrelay.client.connection import Connection
 
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
-    # With several models, the names of workers begin with that of their model.
-    for model in dict.fromkeys(one.rpartition(".")[0] for one in workers):
-        mine = [one for one in workers if one.rpartition(".")[0] == model]
-        with admin_client(admin, connection, model) as client:
-            alone = _without_others(client.status(), mine)
-            for worker in mine:
-                client.drain(worker)
-                print(f"draining {worker}", flush=True)
-        for worker in alone:
-            note(
-                f"no other decode worker is ready, so requests wait until the successor of "
-                f"{worker} serves; `kvrelay restart {worker}` starts the successor first"
-            )
+    alone = [
+        worker
+        for status in statuses(admin, connection)
+        for worker in _without_others(status, workers)
+    ]
+    with admin_client(admin, connection) as client:
+        for worker in workers:
+            client.drain(worker)
+            print(f"draining {worker}", flush=True)
+    for worker in alone:
+        note(
+            f"no other decode worker is ready, so requests wait until the successor of {worker} "
+            f"serves; `kvrelay restart {worker}` starts the successor first"
+        )
 
 
 def _without_others(status: ClusterStatus, leaving: Sequence[str]) -> list[str]:
-    """Returns the decode workers among those that leave, if none of the ready ones stays."""
+    """Returns the ready decode workers, if all of them leave."""
     for pool in status.pools:
         if pool.name == "decode":
             ready = [one.worker_id for one in pool.workers if one.state == "ready"]
-            return [one for one in ready if one in leaving] if set(ready) <= set(leaving) else []
+            return ready if set(ready) <= set(leaving) else []
     return []
 
 

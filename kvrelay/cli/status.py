@@ -46,12 +46,7 @@ def status(
     """
     from kvrelay.client.connection import Connection
 
-    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
-    with admin_client(admin, connection, model) as client:
-        found = [client.status()]
-    for name in () if model else found[0].models[1:]:
-        with admin_client(admin, connection, name) as client:
-            found.append(client.status())
+    found = statuses(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model)
     if as_json:
         documents = [asdict(one) for one in found]
         print(json.dumps(documents[0] if len(found) == 1 else documents, indent=2))
@@ -102,6 +97,16 @@ def top(
                 live.update(full_screen(view, f"{key}: quit{others}"), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+def statuses(admin: str, connection: Connection, model: str = "") -> list[ClusterStatus]:
+    """Returns the status of the model, or without a name of all models."""
+    with admin_client(admin, connection, model) as client:
+        found = [client.status()]
+    for name in () if model else found[0].models[1:]:
+        with admin_client(admin, connection, name) as client:
+            found.append(client.status())
+    return found
 
 
 def admin_client(admin: str, connection: Connection, model: str = "") -> AdminClient:

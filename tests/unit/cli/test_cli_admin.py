@@ -106,12 +106,12 @@ class ScriptedCluster(wire.ClusterServiceServicer):
         self.sizes = {"prefill": 1, "decode": 2}
         self.drained: list[str] = []
         self.left = threading.Event()
-        self.watched = STATUS
+        self.status = self.watched = STATUS
 
     async def GetStatus(
         self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> wire.pb.ClusterStatus:
-        return wire.cluster_status_to_proto(STATUS)
+        return wire.cluster_status_to_proto(self.status)
 
     async def WatchStatus(
         self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext
@@ -502,7 +502,12 @@ def test_drain(capsys: Output) -> None:
 
 
 def test_a_drain_of_the_last_decode_worker_names_the_way_without_a_wait(capsys: Output) -> None:
-    with serving(ScriptedCluster()) as admin:
+    cluster = ScriptedCluster()
+    prefill, decode = STATUS.pools
+    (worker,) = decode.workers
+    ready = replace(decode, workers=(replace(worker, state="ready"),))
+    cluster.status = replace(STATUS, pools=(prefill, ready))
+    with serving(cluster) as admin:
         assert run(["drain", "decode-0", "--admin", admin]) == 0
     out, err = capsys.readouterr()
     assert out == "draining decode-0\n"
