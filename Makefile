@@ -3,7 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
-.PHONY: clean faults image test-vllm
+.PHONY: clean faults help image test-vllm
+
+# Lists the targets that CONTRIBUTING.md explains.
+help:
+	@grep '^make ' CONTRIBUTING.md
 
 # Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml

@@ -287,7 +287,10 @@ class Driver:
         # entries expire.
         named = {info.worker_id for info in found}
         silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
-        self.known = tuple(sorted((*found, *silent), key=lambda info: info.worker_id))
+        # The numbers of workers grow: prefill-9 comes before prefill-10.
+        self.known = tuple(
+            sorted((*found, *silent), key=lambda info: (len(info.worker_id), info.worker_id))
+        )
         self._look_for_misfits(found)
         for info in self.known:
             if info.worker_id in self._misfits:

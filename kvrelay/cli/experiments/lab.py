@@ -17,6 +17,7 @@ from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.cli.terminal import interrupt
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
+from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.models import resolve_model
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def lab(
     can_be_written(html)
     can_be_written(file)
     if model != "m200":
-        resolve_model(model)
+        try:
+            resolve_model(model)
+        except NotFound as error:
+            raise InvalidArgument(error.message) from None
     from kvrelay.lab.experiments import experiments
     from kvrelay.lab.page import lab_page
     from kvrelay.lab.run import Options, run_lab

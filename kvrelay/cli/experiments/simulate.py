@@ -331,8 +331,8 @@ def _profiles(
             continue
         name = part.profile or (str(inputs.profile) if inputs.profile is not None else "")
         if not name:
-            raise InvalidArgument(
-                "a worker has no profile; give --profile FILE, which `kvrelay profile` writes"
+            raise typer.BadParameter(
+                "a worker has no profile; give --profile FILE, which `kvrelay profile` writes."
             )
         if name not in read:
             try:

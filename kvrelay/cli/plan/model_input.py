@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from kvrelay.errors import FailedPrecondition, ModelRefused, NotFound
+from kvrelay.errors import FailedPrecondition, InvalidArgument, ModelRefused, NotFound
 from kvrelay.planning.model_memory import WEIGHT_DTYPES
 from kvrelay.planning.model_source import PlannedModel, described, published
 from kvrelay.planning.model_table import find_model, model_names
@@ -21,7 +21,7 @@ _MAX_CONFIG = 2**24
 def planned_model(name: str, weights: str | None, weight_memory: str | None) -> PlannedModel:
     """Returns the model. weights: its dtype; weight_memory: its bytes, with a unit.
 
-    Raises NotFound or FailedPrecondition for a model that is not there or has no sizes, and
+    Raises InvalidArgument or FailedPrecondition for a model that is not there or has no sizes, and
     InvalidArgument for an option.
     """
     if weights is not None and weights not in WEIGHT_DTYPES:
@@ -58,7 +58,7 @@ def _found(name: str, weights: str | None) -> PlannedModel:
     except (NotFound, ValueError, OSError) as error:
         near = get_close_matches(name.lower(), model_names(), 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise NotFound(
+        raise InvalidArgument(
             f"model {name!r:.200} is no folder, no config.json, no hub id and no name of the "
             f"built-in table{hint or '; known names are ' + ', '.join(model_names())}"
         ) from error

@@ -113,7 +113,7 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--decode", "0"], 1, "needs a decode worker"),
         (["--profile", "PROFILE", "--decode", "10001"], 2, "from 0 to 10000"),
         (["--profile", "PROFILE", "--decode", "6000", "--prefill", "6000"], 1, "too many"),
-        (["--decode", "1"], 1, "no profile"),
+        (["--decode", "1"], 2, "no profile"),
         (["--profile", "missing.json"], 2, "missing.json"),
         (["--profile", "."], 1, "directory"),
         (["--profile", "PROFILE", "-c", "missing.yaml"], 1, "missing.yaml"),

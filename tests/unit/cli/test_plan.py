@@ -301,7 +301,7 @@ def test_a_bad_trace_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["lama-3.1-8b"], 1, "did you mean llama-3.1-8b"),
+        (["lama-3.1-8b"], 2, "did you mean llama-3.1-8b"),
         (["llama-3.1-405b", "--device", "l4"], 1, "the model does not fit"),
         (["llama-3.1-70b", *WORKLOAD, "--ttft-ms", "1"], 1, "no cluster meets the SLO"),
         (["llama-3.1-70b", *WORKLOAD, "--itl-ms", "0.5"], 1, "no cluster meets the SLO"),
@@ -325,10 +325,10 @@ def test_a_bad_trace_is_one_sentence(
         (["llama-3.1-8b", "--costs", "/dev/zero"], 2, "not a regular file"),
         (["llama-3.1-8b", "--record", "/dev/zero"], 2, "not a regular file"),
         (["llama-3.1-8b", "--trace", "/dev/zero"], 2, "not a regular file"),
-        (["/dev/zero"], 1, "is no folder"),
-        (["x" * 5000], 1, "is no folder"),
-        (["x/" * 5000], 1, "is no folder"),
-        (["\0"], 1, "is no folder"),
+        (["/dev/zero"], 2, "is no folder"),
+        (["x" * 5000], 2, "is no folder"),
+        (["x/" * 5000], 2, "is no folder"),
+        (["\0"], 2, "is no folder"),
         (["llama-3.1-8b", "--html", "/nowhere/x.html"], 2, "cannot be written"),
         (["llama-3.1-8b", "--trace-format", "azure"], 2, "requires --trace"),
     ],
