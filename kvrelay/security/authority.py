@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,9 @@ from kvrelay.security.tls_roles import ROLES, WORKER_NAME, Role, uri
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 # The clocks of other machines may be behind.
 _BACKDATED = timedelta(hours=1)
+# Labels of RFC 1123, and underscores, which some clusters use. The first may be a wildcard.
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_DNS_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_LABEL}(\.{_LABEL})*")
 _SERVERS: tuple[Role, ...] = ("router", "worker")
 
 
@@ -157,9 +161,8 @@ def _host(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
+    if not _DNS_NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{name!r} is neither an IP address nor a DNS name in ASCII", field="host"
-        ) from None
+            f"{name!r:.100} is neither an IP address nor a DNS name in ASCII", field="host"
+        )
+    return x509.DNSName(name)

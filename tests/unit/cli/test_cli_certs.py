@@ -122,6 +122,9 @@ def test_many_files_that_exist_are_counted(tmp_path: Path, capsys: Output) -> No
     ("arguments", "says"),
     [
         (["--host", "exämple"], "'exämple' is neither an IP address nor a DNS name"),
+        (["--host", "bad host"], "'bad host' is neither an IP address nor a DNS name"),
+        (["--host", "a..b"], "'a..b' is neither an IP address nor a DNS name"),
+        (["--host", "a" * 254], "is neither an IP address nor a DNS name"),
         (["--days", "0"], "Invalid value for '--days'"),
     ],
     ids=str,
