@@ -56,7 +56,7 @@ class Orphans:
             timeout_ms = None
             if self._left:
                 timeout_ms = 1000 * max(0.0, self._left[0][0] - time.monotonic()) + 1
-            ready = [fd for fd, _ in self._poll.poll(timeout_ms)]
+            ready = [fd for fd, _ in self._poll_until_told(timeout_ms)]
             for fd in ready:
                 if fd in self._workers:
                     self._poll.unregister(fd)
@@ -64,6 +64,16 @@ class Orphans:
                     self._left.append((time.monotonic() + KILL_S, self._workers.pop(fd)))
             if self._listener in ready:
                 return
+
+    def _poll_until_told(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        """Polls, and lets a SIGTERM through that the template blocks. Elsewhere it could come
+        between two steps of a change, and a worker would be forgotten.
+        """
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        try:
+            return self._poll.poll(timeout_ms)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def kill_all(self) -> None:
         """Kills at once the workers whose actors have ended."""

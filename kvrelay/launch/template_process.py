@@ -34,6 +34,8 @@ def main(descriptor: int) -> None:
     listener = socket.socket(fileno=descriptor)
     _import_all()
     signal.signal(signal.SIGCHLD, _reap)
+    # Until `orphans.wait`, which lets it through.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     orphans = Orphans(listener.fileno())
     try:
@@ -43,6 +45,7 @@ def main(descriptor: int) -> None:
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
                 listener.close()
                 _worker(connection)
             orphans.watch(_peer(connection), pid)

@@ -69,7 +69,7 @@ MISTAKES = [
     ("check --prefill -1", 2, "prefill"),
     ("check --grpc-port 99999", 2, "allowed are 0 to 65535"),
     ("verify --requests 0", 2, "it must be greater than or equal to 1"),
-    ("lab nosuch", 1, "there is no such folder"),
+    ("lab nosuch", 2, "there is no such folder"),
     ("lab --html /nosuch/x.html", 2, "/nosuch"),
     ("loadtest run --rate fast", 2, "'fast' is not a number"),
     ("loadtest run --num-requests 1 --target http://127.0.0.1:{free}", 1, NOTHING),
