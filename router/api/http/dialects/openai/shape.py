@@ -58,7 +58,7 @@ class OpenAiShape:
             delta = self._delta(self._answers[index], response)
             reason = self._finish_reason(index, response)
             if not (delta or reason or logprobs or self._counts_chunks):
-                # The tokens are the hidden marks of a call, or the begin of what comes.
+                # The tokens are hidden marks of a call, or the beginning of text that follows.
                 return ""
             said = f'"delta":{{{delta}}}'
         else:
