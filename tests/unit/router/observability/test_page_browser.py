@@ -185,12 +185,16 @@ async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: B
     end = milliseconds(await browser.until(AXIS_END, lambda text: bool(text)))
     assert end < 300 * 10, "the long request is out of view"
     assert await browser.run(PRESSED) == "from arrival"
-    # One long request in view is cut, so that the others stay readable.
+    # The long request is cut, so that the others stay readable. On a busy machine another one may
+    # be as long as the axis, too: up to a tenth of the rows in view are cut.
     await browser.run("document.getElementById('gantt').scrollTop = 1e6")
     async with asyncio.timeout(30):
         while not await browser.run("return document.querySelector('li:last-child > * > .cut')"):
             await asyncio.sleep(0.05)
-    assert await browser.run("return document.querySelectorAll('#gantt .cut').length") == 1
+    cut, rows = await browser.run(
+        "return ['#gantt .cut', '#gantt .bars'].map((one) => document.querySelectorAll(one).length)"
+    )
+    assert 1 <= cut <= 1 + rows // 10
     assert milliseconds(await browser.text(AXIS_END)) < 300 * 10
     assert "longer than the axis" in await browser.text("#legend")
 
