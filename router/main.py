@@ -39,6 +39,7 @@ from router.observability.loop_metrics import LoopStallCollector
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
 from router.runtime.loop_slices import LoopSlices
 from router.served_model import LoadedModel, RouterContext
+from router.siblings import Place, Siblings
 
 # Time for the process to exit after its last request.
 END_S = 5.0
@@ -49,11 +50,16 @@ log = get_logger("router")
 
 
 async def serve(
-    config: ClusterConfig, *, folders: Sequence[str], ready: Callable[[str], None]
+    config: ClusterConfig,
+    *,
+    folders: Sequence[str],
+    ready: Callable[[str], None],
+    place: Place | None = None,
 ) -> None:
     """Runs a router until a signal ends it.
 
-    `folders` are those of the models that `config` serves. `ready` receives the line `kvrelay ready
+    `folders` are those of the models that `config` serves. `place`: of this process among several
+    that share the addresses. `ready` receives the line `kvrelay ready
     grpc=... http=... admin=...` once the configured number of workers is ready. Raises ConfigError
     if an address is not available, ModelRefused if a model folder cannot be read, and Unavailable
     if the registry is not reachable at the start.
@@ -77,7 +83,7 @@ async def serve(
                 if model.config.decode.replicas:
                     await model.text.warm_up()
             settle_heap()
-            await run_router(config, models, ready, stop)
+            await run_router(config, models, ready, stop, Siblings(place))
     finally:
         stop.drain.set()
         for text in texts:
@@ -109,8 +115,11 @@ async def run_router(
     loaded: Sequence[LoadedModel],
     ready: Callable[[str], None],
     stop: StopRequest,
+    siblings: Siblings | None = None,
 ) -> None:
     """Runs a router for these models until `stop` is set."""
+    siblings = siblings or Siblings()
+    is_shared = siblings.number is not None
     clock = MonotonicClock()
     credentials, endpoints = (
         Credentials.internal(config.security, "router"),
@@ -128,6 +137,7 @@ async def run_router(
         access=access,
         limits=Limits(),
         slices=LoopSlices(),
+        siblings=siblings,
         credentials=credentials,
         troubles=(*(one.trouble for one in certificates), access.trouble),
     )
@@ -148,6 +158,7 @@ async def run_router(
         GrpcAccess(access, CLIENT, waiting_room),
         GrpcMessages(bounds, slices),
         endpoints,
+        is_shared=is_shared,
     )
     admin = GrpcListener(
         config.listen.admin,
@@ -157,9 +168,12 @@ async def run_router(
         GrpcAccess(access, ADMIN, waiting_room),
         GrpcMessages(bounds, slices),
         endpoints,
+        is_shared=is_shared,
     )
-    app = build_app(catalogue, limits, clock, access, waiting_room, config.listen.http, slices)
-    http, http_address = http_server(app, config.listen.http, "listen.http", endpoints)
+    app = build_app(catalogue, context, waiting_room, config.listen.http)
+    http, http_address = http_server(
+        app, config.listen.http, "listen.http", endpoints, is_shared=is_shared
+    )
     public.add(
         inference.add_InferenceServiceServicer_to_server,
         InferenceService(catalogue, clock, waiting_room),
@@ -196,7 +210,7 @@ async def run_router(
         await public.start()
         await admin.start()
         favour_the_loop()
-        watches = (access.watch(tenants_changed), stalls.run(), announce())
+        watches = (access.watch(tenants_changed), stalls.run(), siblings.run(), announce())
         loops = [tasks.create_task(one) for one in (*(one.run() for one in catalogue), *watches)]
         web = tasks.create_task(http.serve())
         await stop.drain.wait()

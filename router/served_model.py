@@ -21,16 +21,19 @@ from router.observability.dashboard import StatusPage
 from router.observability.defence_metrics import DefenceCollector
 from router.observability.heartbeat import Heartbeat
 from router.observability.index_metrics import IndexCollector
-from router.observability.metrics import ClusterCollector, Metrics
+from router.observability.metrics import Metrics
 from router.observability.observers import Observers
 from router.observability.request_log import RequestLog
 from router.observability.status import ClusterView
 from router.observability.tenant_metrics import TenantMetrics
 from router.observability.tracing import Tracing
+from router.observability.traffic import RouterTraffic, Traffic
+from router.observability.worker_metrics import QueueCollector, WorkerCollector
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 from router.runtime.pool_changes import follow_changes
 from router.runtime.worker_directory import RouterRegistry
+from router.siblings import Siblings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class RouterContext:
     access: Access
     limits: Limits
     slices: LoopSlices
+    siblings: Siblings
     # For connections to workers.
     credentials: Credentials | None
     # What an operator should mend, such as a certificate that ends. See Heartbeat.
@@ -102,11 +106,12 @@ class ServedModel:
             sleeps=config.autoscaling is not None and load_policy(Path(config.autoscaling)).sleeps,
         )
         for collector in (
-            ClusterCollector(self.name, self.driver, self.metrics),
+            QueueCollector(self.name, self.driver),
             DefenceCollector(self.name, self.driver.dispatcher),
             IndexCollector(self.name, self.driver.dispatcher),
         ):
             self.metrics.registry.register(collector)
+        self.metrics.cluster.register(WorkerCollector(self.name, self.driver, self.metrics))
         self.frontend = Frontend(
             card, loaded.text, self.driver, context.limits, config.router, clock, context.slices
         )
@@ -118,7 +123,12 @@ class ServedModel:
             clock,
             context.troubles,
         )
-        self.view = ClusterView(self.driver, loaded.registry, self._heartbeat, self.name, config)
+        self._siblings = context.siblings
+        self._topic = f"traffic of {self.name}"
+        self._siblings.answer(self._topic, self._answer)
+        self.view = ClusterView(
+            self.driver, loaded.registry, self._heartbeat, self._traffic, self.name, config
+        )
         self.adapters = AdapterOperations(
             self.name,
             card.adapters,
@@ -127,11 +137,21 @@ class ServedModel:
             lambda: self.driver.known,
             is_taken,
         )
-        self.page = StatusPage(self.frontend, self.driver, self.metrics, self.view, clock)
+        self.page = StatusPage(
+            self.frontend, self.driver, self._traffic, self.view, clock, self._siblings
+        )
 
     def serves(self, name: str) -> bool:
         """Whether `name` is the name of this model or of one of its adapters."""
         return name == self.name or self.card.adapters.get(name) is not None
+
+    async def _traffic(self) -> RouterTraffic:
+        """Returns the traffic of all processes of this router."""
+        others = await self._siblings.ask(self._topic)
+        return RouterTraffic((self._heartbeat.traffic(), *map(Traffic.from_json, others)))
+
+    async def _answer(self) -> bytes:
+        return self._heartbeat.traffic().to_json()
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
+
+import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel
@@ -10,11 +13,18 @@ from kvrelay.cli.serve import require_shared_redis, set_log_level
 
 
 @requires_cluster_extra
-def router(config: Config = None, log_level: LogLevel = None) -> None:
+def router(
+    config: Config = None,
+    log_level: LogLevel = None,
+    sibling: Annotated[
+        str | None,
+        typer.Option(hidden=True, help="FOLDER:NUMBER of one of several processes."),
+    ] = None,
+) -> None:
     """Run one router for the workers of a controller. `kvrelay serve` starts both.
 
     Router and controller share the Redis that redis.url names. Prints one line on stdout when the
-    router is ready.
+    router is ready. With router.processes, that many processes share its ports.
 
     Example: kvrelay router -c cluster.yaml
     """
@@ -22,19 +32,25 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
 
     import router.main
     from kvrelay.config.config_file import load_config
+    from kvrelay.launch.router_group import run_group
     from kvrelay.models import local_folder, resolve_model
     from kvrelay.process.telemetry import configure_logging
     from router.process import end_now
+    from router.siblings import Place
 
     loaded = load_config(config)
     require_shared_redis(loaded.redis.url, "router")
     set_log_level(log_level)
     configure_logging()
-
-    def ready(line: str) -> None:
-        print(line, flush=True)
-
+    folders = [local_folder(resolve_model(one.model.path)) for one in loaded.served]
+    if loaded.router.processes > 1 and sibling is None:
+        asyncio.run(run_group(loaded.model_copy(update=loaded.with_paths(folders)), _show))
+        return
+    place = None if sibling is None else Place.parse(sibling, loaded.router.processes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        folders = [local_folder(resolve_model(one.model.path)) for one in loaded.served]
-        runner.run(router.main.serve(loaded, folders=folders, ready=ready))
+        runner.run(router.main.serve(loaded, folders=folders, ready=_show, place=place))
         end_now()
+
+
+def _show(line: str) -> None:
+    print(line, flush=True)

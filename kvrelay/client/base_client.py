@@ -38,6 +38,8 @@ _SERVICE_CONFIG = {
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
 # router that is back.
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    # Clients of one program have connections of their own, which several processes can share.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),

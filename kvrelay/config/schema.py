@@ -93,6 +93,12 @@ class ClusterConfig(ModelSections):
                         ("models", key),
                     )
                 owners[name] = key
+            if one.router.processes != self.router.processes:
+                raise BadValue(
+                    f"{one.router.processes}, and the router has {self.router.processes} for all "
+                    "models; set router.processes at the top of the file",
+                    ("models", key, "router", "processes"),
+                )
             if len(self.models) > 1 and any(one.pool_kv(pool).memory == "auto" for pool in POOLS):
                 raise BadValue(
                     "auto is not supported with several models, which share the host; set a size, "

@@ -8,11 +8,10 @@ too.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -23,8 +22,10 @@ from kvrelay.launch.checks.preflight import check_machine
 from kvrelay.launch.checks.redis_claim import claim_redis, connected, pending_workers
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.child_supervisor import ChildSupervisor
+from kvrelay.launch.component_starter import ComponentStarter
 from kvrelay.launch.endpoints import Endpoints
 from kvrelay.launch.model_download import ModelDownload
+from kvrelay.launch.router_group import RouterGroup
 from kvrelay.models import is_on_hub, resolve_model
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder, remove_abandoned_folders
 from kvrelay.state.embedded_redis import EmbeddedRedis
@@ -36,8 +37,7 @@ _START_TIMEOUT_S = 300.0
 _NODES_TIMEOUT_S = 900.0
 # For workers on vLLM, which may compile for minutes.
 _VLLM_TIMEOUT_S = 1800.0
-# For a router to drain, and for a controller, which drains its workers.
-_DRAIN_TIMEOUT_S = 60.0
+# For a controller, which drains its workers.
 _STOP_TIMEOUT_S = 45.0
 # Most log lines that an error quotes.
 _LAST_WORDS = 20
@@ -66,11 +66,11 @@ class LocalCluster:
         self._log_path = log_path
         # No other process uses the Redis of this cluster.
         self._sole = config.redis.url == "embedded"
-        self._log_file: IO[bytes] | None = None
         self._exits = AsyncExitStack()
-        self._folder = Path()
-        self._routers: list[ChildSupervisor] = []
-        self._numbers = itertools.count()
+        # Holds the log of the components, if this process does not show it.
+        self._log: IO[bytes] | None = None
+        self._components = ComponentStarter(Path())
+        self._routers: list[RouterGroup] = []
         self._controller = ChildSupervisor("controller", self._start_controller, _STOP_TIMEOUT_S)
         # The download of a hub model, from its start.
         self.download: ModelDownload | None = None
@@ -102,12 +102,13 @@ class LocalCluster:
         await asyncio.to_thread(check_machine, self._config, is_local=True)
 
     async def _start(self, models: Sequence[str]) -> None:
-        self._folder = self._exits.enter_context(OwnedFolder("cluster")).path
+        folder = self._exits.enter_context(OwnedFolder("cluster")).path
         # The stack closes the file.
         if self._log_path is not None:
-            self._log_file = self._exits.enter_context(self._log_path.open("w+b"))
+            self._log = self._exits.enter_context(self._log_path.open("w+b"))
         elif self._quiet:
-            self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._log = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._components = ComponentStarter(folder, self._log)
         await self._resolve_config(models)
         for one in self._config.served:
             await claim_redis(one)
@@ -191,16 +192,13 @@ class LocalCluster:
         from `self.config`.
         """
 
-        async def start() -> ChildCommand:
-            return await self._start_child("router", config)
-
-        router = ChildSupervisor("router", start, _DRAIN_TIMEOUT_S, is_configured=True)
+        folder = self._exits.enter_context(OwnedFolder("router", SHORT_PARENT)).path
+        router = RouterGroup(config, partial(self._start_child, "router"), folder)
         self._routers.append(router)
         self._exits.push_async_callback(router.stop)
         await router.start()
-        endpoints = await self._ready(router.child)
-        config = config.model_copy(update={"listen": endpoints.fixed_in(config.listen)})
-        router.supervise()
+        endpoints = await self._ready(router)
+        router.supervise(endpoints)
         return endpoints
 
     async def wait(self) -> None:
@@ -221,20 +219,9 @@ class LocalCluster:
         return await self._start_child("controller", self._config, *ray_address, *sole, *first)
 
     async def _start_child(self, name: str, config: ClusterConfig, *arguments: str) -> ChildCommand:
-        number = next(self._numbers)
-        # JSON is valid YAML.
-        config_file = self._folder / f"{number}.yaml"
-        config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=1))
-        return await ChildCommand.start(
-            name,
-            "--config",
-            str(config_file),
-            *arguments,
-            # All processes then have the same revision, and need no network.
-            variables={"HF_HUB_OFFLINE": "1"} if self.download is not None else None,
-            log_file=self._log_file,
-            reason_file=self._folder / f"{number}.reason",
-        )
+        # All processes then have the same revision, and need no network.
+        variables = {"HF_HUB_OFFLINE": "1"} if self.download is not None else None
+        return await self._components.start(name, config, *arguments, variables=variables)
 
     def halt(self) -> None:
         """Ends a drain: running streams end with an error, and the workers are killed."""
@@ -253,17 +240,15 @@ class LocalCluster:
             return _VLLM_TIMEOUT_S
         return _START_TIMEOUT_S if self._ray_address is None else _NODES_TIMEOUT_S
 
-    async def _ready(self, router: ChildCommand) -> Endpoints:
-        """Waits for the router's ready line or for the end of the controller, whichever comes
-        first.
-        """
-        line = asyncio.create_task(router.line())
+    async def _ready(self, router: RouterGroup) -> Endpoints:
+        """Waits until the router serves or the controller has ended, whichever comes first."""
+        ready = asyncio.create_task(router.ready())
         failed = asyncio.create_task(self._controller.child.end())
         timeout_s = self._start_timeout_s()
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wait({line, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not line.done():
+                await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
                 raise failed.result()
         except TimeoutError:
             reasons = await pending_workers(self._config)
@@ -272,12 +257,12 @@ class LocalCluster:
             ) from None
         finally:
             failed.cancel()
-            line.cancel()
-        return Endpoints.parse(line.result())
+            ready.cancel()
+        return ready.result()
 
     def _last_words(self) -> str:
         """Returns the end of the components' logs, if `quiet` hid them from the user."""
-        if self._log_file is None:
+        if self._log is None:
             return ""
-        self._log_file.seek(0)
-        return "\n".join(self._log_file.read().decode(errors="replace").splitlines()[-_LAST_WORDS:])
+        self._log.seek(0)
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LAST_WORDS:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from itertools import islice
@@ -21,16 +21,17 @@ from starlette.routing import Route
 
 from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
-from kvrelay.tenants import Tenant
+from kvrelay.tenants import Role, Tenant
 from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.workers import POOLS, WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
 from router.observability import recent_requests
 from router.observability.history import SAMPLE_S, History, Sample
-from router.observability.metrics import Metrics
 from router.observability.status import ClusterView
+from router.observability.traffic import RouterTraffic
 from router.runtime.driver import RECENT, Driver
+from router.siblings import Siblings
 
 # A snapshot younger than this is served again. Pages poll once a second.
 SNAPSHOT_S = 0.9
@@ -61,13 +62,22 @@ class StatusPage:
     """
 
     def __init__(
-        self, frontend: Frontend, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock
+        self,
+        frontend: Frontend,
+        driver: Driver,
+        traffic: Callable[[], Awaitable[RouterTraffic]],
+        view: ClusterView,
+        clock: Clock,
+        siblings: Siblings,
     ) -> None:
         self._frontend = frontend
         self._driver = driver
-        self._metrics = metrics
+        self._traffic = traffic
         self._view = view
         self._clock = clock
+        self._siblings = siblings
+        self._topic = f"requests of {view.model}"
+        siblings.answer(self._topic, self._answer)
         # The drivers of all models of this router, by the model's name.
         self.drivers: Mapping[str, Driver] = {}
         self._history = History()
@@ -96,6 +106,10 @@ class StatusPage:
                 self._made_at = self._clock.now()
                 self._given.clear()
                 self._snapshots.clear()
+            if viewer not in self._snapshots:
+                requests = await self._requests(viewer)
+                figures = self._figures[viewer.sees_cluster]
+                self._snapshots[viewer] = f'{figures[:-1]},"requests":{requests}}}'.encode()
         self._given[viewer.name] += 1
         if self._given[viewer.name] > MAX_VIEWERS:
             raise ResourceExhausted(
@@ -103,39 +117,48 @@ class StatusPage:
                 "close one",
                 retry_after_s=1.0,
             )
-        if viewer not in self._snapshots:
-            live = (
-                one
-                for one in self._driver.newest()
-                if recent_requests.may_see(viewer, one.request.tenant.name)
-            )
-            requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
-            figures = self._figures[viewer.sees_cluster]
-            self._snapshots[viewer] = f'{figures[:-1]},"requests":{requests}}}'.encode()
         return Response(self._snapshots[viewer], headers=_HEADERS, media_type="application/json")
+
+    async def _requests(self, viewer: Tenant) -> str:
+        """Returns the newest requests that the viewer may see, as JSON."""
+        others = await self._siblings.ask(
+            self._topic, viewer=viewer.name, roles=sorted(viewer.roles)
+        )
+        own = self._own_requests(viewer)
+        return recent_requests.newest((own, *others), RECENT) if others else own
+
+    async def _answer(self, viewer: str, roles: Sequence[Role]) -> bytes:
+        return self._own_requests(Tenant(viewer, frozenset(roles))).encode()
+
+    def _own_requests(self, viewer: Tenant) -> str:
+        live = (
+            one
+            for one in self._driver.newest()
+            if recent_requests.may_see(viewer, one.request.tenant.name)
+        )
+        return self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
 
     async def run(self) -> None:
         """Records the history and the rows of ended requests until cancelled."""
         while True:
-            self._history.add(self._sample())
+            self._history.add(await self._sample())
             self._rows.keep(self._clock.now())
             await asyncio.sleep(SAMPLE_S)
 
-    def _sample(self) -> Sample:
-        now = self._clock.now()
-        rates = self._history.rate(self._metrics.totals, now)
-        dispatcher = self._driver.dispatcher
+    async def _sample(self) -> Sample:
+        traffic = await self._traffic()
+        load = traffic.load
+        counts = {one.load.router_id: one.totals for one in traffic.parts}
+        rates = self._history.rate(counts, self._clock.now())
         prefill = [one.load for one in self._driver.known if one.pool == "prefill"]
         decode = [one.load for one in self._driver.known if one.pool == "decode"]
-        ttft, itl = (
-            window.percentiles(now, 50, 95) for window in (self._metrics.ttft, self._metrics.itl)
-        )
+        ttft, itl = traffic.ttft(50, 95), traffic.itl(50, 95)
         return Sample(
             generated_per_s=rates["generated_tokens"],
             prompt_per_s=rates["prompt_tokens"],
-            running=dispatcher.running,
-            waiting=dispatcher.waiting,
-            prefill_queue=sum(one.waiting for one in prefill) + dispatcher.waiting_for_prefill[0],
+            running=load.running,
+            waiting=load.waiting,
+            prefill_queue=sum(one.waiting for one in prefill) + load.waiting_for_prefill,
             decode_kv=_held(decode),
             prefill_workers=len(prefill),
             decode_workers=len(decode),
@@ -169,7 +192,7 @@ class StatusPage:
         inside = (
             service
             | {"cluster": True, "registry": status.registry}
-            | self._cluster_figures(status, now)
+            | self._cluster_figures(status, await self._traffic())
         )
         return {
             sees: json.dumps(one, separators=(",", ":"))
@@ -182,7 +205,7 @@ class StatusPage:
             return []
         return [_model(name, one) for name, one in islice(self.drivers.items(), MAX_MODELS)]
 
-    def _cluster_figures(self, status: ClusterStatus, now: float) -> Json:
+    def _cluster_figures(self, status: ClusterStatus, traffic: RouterTraffic) -> Json:
         router = status.router
         return {
             "router": {
@@ -193,9 +216,9 @@ class StatusPage:
             },
             "running": router.running,
             "waiting": router.waiting,
-            "totals": self._metrics.totals,
-            "ttft": self._metrics.ttft.percentiles(now, 50, 95),
-            "itl": self._metrics.itl.percentiles(now, 50, 95),
+            "totals": traffic.totals,
+            "ttft": traffic.ttft(50, 95),
+            "itl": traffic.itl(50, 95),
             "pools": [_pool(one) for one in status.pools],
             "decisions": [_decision(one) for one in status.decisions],
             "delayed": [_decision(one) for one in status.delayed],

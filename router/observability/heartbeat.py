@@ -16,6 +16,7 @@ from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import VERSION
 from kvrelay.types.control_plane import RouterLoad
 from router.observability.metrics import Metrics
+from router.observability.traffic import Latencies, Traffic, percentiles
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
@@ -50,10 +51,14 @@ class Heartbeat:
         # Reason why the last heartbeat failed; empty if it succeeded.
         self.trouble = ""
 
-    def load(self) -> RouterLoad:
-        """Returns the router's current load."""
-        now = self._clock.now()
-        ttft, itl = self._metrics.ttft.p95(now), self._metrics.itl.p95(now)
+    def traffic(self) -> Traffic:
+        """Returns the current traffic of this process."""
+        now, metrics = self._clock.now(), self._metrics
+        ttft, itl = metrics.ttft.latencies(now), metrics.itl.latencies(now)
+        return Traffic(self._load(ttft, itl, now), metrics.totals, ttft, itl)
+
+    def _load(self, ttft: Latencies, itl: Latencies, now: float) -> RouterLoad:
+        (ttft_p95,), (itl_p95,) = percentiles((ttft,), 95), percentiles((itl,), 95)
         dispatcher = self._driver.dispatcher
         for_prefill, prefill_tokens = dispatcher.waiting_for_prefill
         at_limit, limit_tokens = dispatcher.waiting_at_limit
@@ -69,8 +74,8 @@ class Heartbeat:
             finished=self._metrics.finished,
             failed=self._metrics.failed,
             rss_bytes=_resident_bytes(),
-            ttft_p95_ms=None if ttft is None else ttft * 1000,
-            itl_p95_ms=None if itl is None else itl * 1000,
+            ttft_p95_ms=None if ttft_p95 is None else ttft_p95 * 1000,
+            itl_p95_ms=None if itl_p95 is None else itl_p95 * 1000,
             certificate_note="; ".join(
                 dict.fromkeys(note for one in self._troubles if (note := one()))
             ),
@@ -86,7 +91,7 @@ class Heartbeat:
         counted: float | None = None  # unix seconds of the newest counted decision
         while True:
             try:
-                await self._registry.publish_router(self.load())
+                await self._registry.publish_router(self.traffic().load)
                 self._metrics.desired = await self._registry.desired()
                 self._metrics.standbys = await self._registry.standbys()
                 decisions = await self._registry.decisions(DECISIONS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,17 +35,23 @@ class History:
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self._counted: Mapping[str, int] = {}
+        # The counters of each process.
+        self._counted: Mapping[str, Mapping[str, int]] = {}
         self._at = 0.0
 
-    def rate(self, totals: Mapping[str, int], now: float) -> Mapping[str, float]:
-        """Returns each counter's growth per second since the last call; 0 for the first call."""
-        before, elapsed = self._counted or totals, now - self._at
+    def rate(self, totals: Mapping[str, Mapping[str, int]], now: float) -> dict[str, float]:
+        """Returns each counter's growth per second since the last call, over all processes that
+        counted then and now; 0 for the first call.
+
+        totals: the counters of each process, by any name of the process.
+        """
+        before, elapsed = self._counted, now - self._at
         self._counted, self._at = totals, now
-        return {
-            name: (total - before[name]) / elapsed if elapsed > 0 else 0.0
-            for name, total in totals.items()
-        }
+        growth: Counter[str] = Counter()
+        for process, counts in totals.items():
+            growth.update(counts)
+            growth.subtract(before.get(process, counts))
+        return {name: grown / elapsed if elapsed > 0 else 0.0 for name, grown in growth.items()}
 
     def add(self, sample: Sample) -> None:
         """Adds a sample and drops the oldest above SAMPLES."""

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from kvrelay.errors import Code
-from kvrelay.percentiles import percentile
 from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.requests import FinishReason
-from kvrelay.types.workers import POOLS, PoolName, StandbyWorker, WorkerState
+from kvrelay.types.workers import POOLS, PoolName, StandbyWorker
 from router.observability.series import Histogram, Total
-from router.observability.thinking_metrics import thinking_metric
-from router.observability.tier_metrics import tier_metrics
-from router.runtime.driver import Driver
+from router.observability.traffic import Latencies, percentiles
 from router.runtime.stream import Stream
 
 WINDOW_S = 10.0
@@ -105,7 +99,6 @@ _HANDOFF = (
     3.0,
     10.0,
 )
-_WORKER_LABELS = ("pool", "worker", "model_name")
 
 
 class Window:
@@ -120,22 +113,24 @@ class Window:
 
     def p95(self, now: float) -> float | None:
         """Returns the 95th percentile, or None without samples."""
-        return self.percentiles(now, 95)[0]
+        return percentiles((self.latencies(now),), 95)[0]
 
-    def percentiles(self, now: float, *percents: float) -> tuple[float | None, ...]:
-        """Returns the percentile (nearest rank) for each of `percents`, or None without samples."""
-        recent = sorted(value for at, value in self._samples if now - at <= WINDOW_S)
-        return tuple(percentile(recent, percent) if recent else None for percent in percents)
+    def latencies(self, now: float) -> Latencies:
+        """Returns the samples of the last WINDOW_S seconds."""
+        return Latencies(
+            tuple(sorted(value for at, value in self._samples if now - at <= WINDOW_S))
+        )
 
 
 class Metrics:
-    """The router's metrics of requests, an Observer of the driver. `registry` holds the series for
-    exposition.
+    """The router's metrics of requests, an Observer of the driver. `registry` holds the series of
+    this process for exposition, and `cluster` those that all processes of a router count alike.
     """
 
     def __init__(self, model: str, *, of_process: bool = True) -> None:
         """of_process: includes the metrics of this process, once in a router of several models."""
         self.registry = CollectorRegistry()
+        self.cluster = CollectorRegistry()
         self.finished = 0
         self.failed = 0
         self.ttft = Window()
@@ -212,8 +207,11 @@ class Metrics:
         self._path = self._labelled(
             "path_decision", "Requests by path and by the reason for the path.", "path", "why"
         )
-        self._scaling = self._labelled(
-            "scaling_decision", "Changes of the desired size of a pool.", "pool", "direction"
+        self._scaling = Counter(
+            "kvrelay_scaling_decision",
+            "Changes of the desired size of a pool.",
+            ("model_name", "pool", "direction"),
+            registry=self.cluster,
         )
         # A rate needs the zero before the first event.
         for reason in get_args(FinishReason):
@@ -303,112 +301,3 @@ class Metrics:
         series = Histogram(f"kvrelay_{name}", text, {"model_name": self._model}, bounds)
         self.registry.register(series)
         return series
-
-
-class ClusterCollector(Collector):
-    """Gauges of the workers, read from the last registry snapshot on each scrape."""
-
-    def __init__(self, model: str, driver: Driver, metrics: Metrics) -> None:
-        self._model = model
-        self._driver = driver
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the metric families of workers and pools."""
-        workers = self._driver.known
-        dispatcher = self._driver.dispatcher
-        running = self._gauge(
-            "num_requests_running", "Requests assigned to workers; pool router: of this router."
-        )
-        waiting = self._gauge(
-            "num_requests_waiting", "Requests waiting for a worker; pool router: of this router."
-        )
-        for_prefill = self._gauge(
-            "num_requests_waiting_for_prefill",
-            "Requests in the router's queue that wait for a prefill worker.",
-        )
-        at_limit = self._gauge(
-            "num_requests_waiting_at_limit",
-            "Requests in the router's queue whose tenant has reached max_running.",
-        )
-        usage = self._gauge(
-            "kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1."
-        )
-        blocks = self._gauge(
-            "kv_blocks", "KV blocks of a worker by state: held, cached or free.", "state"
-        )
-        leases = self._gauge(
-            "handoff_leases", "Hand-offs for which a worker has reserved or not yet released KV."
-        )
-        rate = self._gauge("worker_tokens_per_second", "Tokens per second, measured by the worker.")
-        resident = self._gauge(
-            "worker_resident_memory_bytes", "Resident memory of the worker's process."
-        )
-        integrity = self._gauge(
-            "worker_integrity_ok", "1, or 0 after the worker found its block counts inconsistent."
-        )
-        text = (
-            "Sequences whose KV was evicted to make room; pool router: requests that gave up a "
-            "batch slot."
-        )
-        preemptions = self._counter("num_preemptions", text)
-        drafts = self._counter("spec_decode_num_draft_tokens", "Draft tokens of speculation.")
-        accepted = self._counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted."
-        )
-        running.add_metric(("router", "", self._model), dispatcher.running)
-        waiting.add_metric(("router", "", self._model), dispatcher.waiting)
-        for_prefill.add_metric(("router", "", self._model), dispatcher.waiting_for_prefill[0])
-        at_limit.add_metric(("router", "", self._model), dispatcher.waiting_at_limit[0])
-        preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
-        for one in workers:
-            labels = (one.pool, one.worker_id, self._model)
-            load = one.load
-            running.add_metric(labels, load.running)
-            waiting.add_metric(labels, load.waiting)
-            usage.add_metric(labels, load.blocks_held / max(1, load.blocks_total))
-            for state, number in (("held", load.blocks_held), ("cached", load.blocks_cached)):
-                blocks.add_metric((*labels, state), number)
-            blocks.add_metric(
-                (*labels, "free"), load.blocks_total - load.blocks_held - load.blocks_cached
-            )
-            leases.add_metric(labels, load.leases)
-            rate.add_metric(labels, load.tokens_per_second)
-            resident.add_metric(labels, load.rss_bytes)
-            integrity.add_metric(labels, load.integrity_ok)
-            preemptions.add_metric(labels, load.preemptions)
-            drafts.add_metric(labels, load.draft_tokens)
-            accepted.add_metric(labels, load.accepted_tokens)
-        yield from (running, waiting, for_prefill, at_limit, usage, blocks, leases, rate, resident)
-        yield from (integrity, preemptions, drafts, accepted, self._replicas())
-        yield from tier_metrics(self._model, workers)
-        yield thinking_metric(self._model, workers, self._driver.newest())
-
-    def _replicas(self) -> Metric:
-        """Returns the number of workers by state. A state without workers is 0 instead of absent,
-        so that the loss of a pool's last worker is visible.
-        """
-        replicas = GaugeMetricFamily(
-            "kvrelay_pool_replicas",
-            "Workers by state, and the desired number of workers.",
-            labels=("pool", "state", "model_name"),
-        )
-        numbers = Counts((one.pool, one.state) for one in self._driver.known)
-        for pool in POOLS:
-            for state in get_args(WorkerState):
-                replicas.add_metric((pool, state, self._model), numbers[pool, state])
-            if pool in self._metrics.desired:
-                replicas.add_metric((pool, "desired", self._model), self._metrics.desired[pool])
-        serving = {one.worker_id for one in self._driver.known}
-        standbys: Counts[str] = Counts(
-            one.state for one in self._metrics.standbys if one.worker_id not in serving
-        )
-        for state in ("starting", "ready"):
-            replicas.add_metric(("standby", state, self._model), standbys[state])
-        return replicas
-
-    def _counter(self, name: str, text: str) -> CounterMetricFamily:
-        return CounterMetricFamily(f"kvrelay_{name}", text, labels=_WORKER_LABELS)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"kvrelay_{name}", text, labels=(*_WORKER_LABELS, *labels))

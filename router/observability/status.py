@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kvrelay.config.schema import ClusterConfig
@@ -12,6 +13,7 @@ from kvrelay.types.control_plane import ControllerInfo, ScalingDecision
 from kvrelay.types.workers import POOLS, PendingWorker, PoolName, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.observability.heartbeat import Heartbeat
+from router.observability.traffic import RouterTraffic
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
@@ -28,13 +30,15 @@ class ClusterView:
         driver: Driver,
         registry: RouterRegistry,
         heartbeat: Heartbeat,
+        traffic: Callable[[], Awaitable[RouterTraffic]],
         model: str,
         config: ClusterConfig,
     ) -> None:
         self._driver = driver
         self._registry = registry
         self._heartbeat = heartbeat
-        self._model = model
+        self._traffic = traffic
+        self.model = model
         # Names of all models of this router.
         self.models: tuple[str, ...] = (model,)
         # Begin of the names of the model's workers.
@@ -80,7 +84,7 @@ class ClusterView:
         }
         unfit.update(self._driver.refused)
         return ClusterStatus(
-            model=self._model,
+            model=self.model,
             state=self._driver.state,
             pools=tuple(
                 PoolStatus(
@@ -95,7 +99,7 @@ class ClusterView:
                 for pool in POOLS
             ),
             decisions=self._decisions,
-            router=self._heartbeat.load(),
+            router=(await self._traffic()).load,
             block_bytes=max((one.block_bytes for one in known), default=0),
             block_size=self._config.kv.block_size,
             registry=state,

@@ -28,6 +28,7 @@ from router.frontend.waiting_room import WaitingRoom
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 from router.served_model import LoadedModel, RouterContext
+from router.siblings import Siblings
 
 ANSWER_TOKENS = 5
 ADDRESS = "127.0.0.1:8000"
@@ -74,6 +75,7 @@ class Rig:
             Access(None),
             Limits(),
             LoopSlices(),
+            siblings=Siblings(),
             credentials=None,
             troubles=(),
         )
@@ -82,15 +84,7 @@ class Rig:
         (model,) = self.catalogue
         self.driver, self.frontend, self.metrics = model.driver, model.frontend, model.metrics
         self.clock = clock
-        self.app = build_app(
-            self.catalogue,
-            context.limits,
-            clock,
-            context.access,
-            WaitingRoom(clock),
-            ADDRESS,
-            context.slices,
-        )
+        self.app = build_app(self.catalogue, context, WaitingRoom(clock), ADDRESS)
         self.workers = {"decode-0": PlayedWorker(self.driver, "decode-0", "decode")}
         if prefill:
             self.workers["prefill-0"] = PlayedWorker(self.driver, "prefill-0", "prefill")

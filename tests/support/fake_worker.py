@@ -314,8 +314,10 @@ class FakeWorkerServer(WorkerServiceServicer):
         finally:
             self._outgoing.discard(events)
             reader.cancel()
-            self.worker.sequences.clear()
-            self.worker.prompts.clear()
+            # Those of one of several routers end unheard.
+            if not self._outgoing:
+                self.worker.sequences.clear()
+                self.worker.prompts.clear()
 
     def say_as_it_is(self, message: pb.SessionResponse) -> None:
         """To all routers, whatever it says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -90,12 +91,16 @@ class GrpcListener:
         access: GrpcAccess,
         messages: GrpcMessages,
         credentials: Credentials | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """Binds HOST:PORT. The servers have health and reflection, and are not started yet.
 
-        `option` names the setting of `address` in errors. Raises ConfigError if the address is not
-        available. If clients must show certificates, their certificates' roles apply. A certificate
-        without a role has the role client, because the CA for clients signed it.
+        `option` names the setting of `address` in errors. is_shared: other processes listen there,
+        too, and the address has been checked. Raises ConfigError if it is not available.
+
+        If clients must show certificates, their certificates' roles apply. A certificate without a
+        role has the role client, because the CA for clients signed it.
         """
         interceptors: list[grpc.aio.ServerInterceptor] = [access]
         if credentials is not None and credentials.files.ca is not None:
@@ -111,7 +116,7 @@ class GrpcListener:
         try:
             # The servers could not tell: they may share a port with any other process of this user
             # that does so, too.
-            with held_port(address):
+            with nullcontext() if is_shared else held_port(address):
                 pass
             for _ in range(servers):
                 server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))

@@ -7,7 +7,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from kvrelay.clock import Clock
 from kvrelay.tenants import ANY_ROLE
 from router.api.http.auth import HttpAccess
 from router.api.http.connections.pacing import HttpPace
@@ -21,11 +20,9 @@ from router.api.http.dialects.responses.shape import PREFIX, ResponseShape
 from router.api.http.endpoint import HttpEndpoint
 from router.api.http.errors import http_error, typed
 from router.catalogue import Catalogue
-from router.frontend.access import Access
-from router.frontend.rate_limits import Limits
 from router.frontend.waiting_room import WaitingRoom
 from router.observability.dashboard import page_files
-from router.runtime.loop_slices import LoopSlices
+from router.served_model import RouterContext
 
 # The routes that generate text.
 DIALECTS = {
@@ -37,16 +34,10 @@ DIALECTS = {
 
 
 def build_app(
-    catalogue: Catalogue,
-    limits: Limits,
-    clock: Clock,
-    access: Access,
-    waiting_room: WaitingRoom,
-    address: str,
-    slices: LoopSlices,
+    catalogue: Catalogue, context: RouterContext, waiting_room: WaitingRoom, address: str
 ) -> Starlette:
     """Builds the ASGI application. `address` is the listener's HOST:PORT."""
-    endpoint = HttpEndpoint(catalogue, limits, clock, slices)
+    endpoint = HttpEndpoint(catalogue, context)
     # Probes and browsers' address bars send no token. These routes reveal nothing about requests or
     # tenants.
     in_the_open = [Route("/health", typed(endpoint.health), methods=["GET"]), *page_files()]
@@ -70,7 +61,7 @@ def build_app(
     guards = [
         Middleware(
             HttpAccess,
-            access=access,
+            access=context.access,
             open_paths=open_paths,
             address=address,
             waiting_room=waiting_room,

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import kvrelay
-from kvrelay.clock import Clock
 from kvrelay.errors import InvalidArgument
 from router.api.http.body import Bodies
 from router.api.http.chat.answer_format import AnswerFormat
@@ -29,11 +28,10 @@ from router.api.http.openapi import document
 from router.api.http.tokenized import tokenized_steps
 from router.catalogue import Catalogue
 from router.frontend.frontend import Frontend
-from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import TokenBound
 from router.frontend.validation import check_messages, check_model, check_text, check_token_ids
 from router.observability.exposition import Exposition
-from router.runtime.loop_slices import LoopSlices
+from router.served_model import RouterContext
 
 # Limit on the tokens of one request to /tokenize or /detokenize. A longer context raises it.
 MAX_CONVERTED = 2**17
@@ -42,23 +40,19 @@ MAX_CONVERTED = 2**17
 class HttpEndpoint:
     """Handlers of the HTTP routes. They raise KvRelayErrors, which `typed` answers."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        limits: Limits,
-        clock: Clock,
-        slices: LoopSlices,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, context: RouterContext) -> None:
         self._catalogue = catalogue
-        self._limits = limits
+        self._limits = context.limits
         self._exposition = Exposition(
             [one.metrics.registry for one in catalogue],
+            [one.metrics.cluster for one in catalogue],
             [one.tenant_metrics for one in catalogue],
-            clock,
+            context.clock,
+            context.siblings,
         )
-        self._clock = clock
-        self._slices = slices
-        self._bodies = Bodies(slices)
+        self._clock = context.clock
+        self._slices = context.slices
+        self._bodies = Bodies(context.slices)
         self._started = int(time.time())
         self._openapi = document(kvrelay.__version__)
 
@@ -181,7 +175,8 @@ class HttpEndpoint:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: the metrics that the caller's tenant may see, in Prometheus text format."""
-        return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
+        text = await self._exposition.text(request.state.tenant)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, request: Request, dialect: Dialect) -> Response:
         arrival = self._clock.now()

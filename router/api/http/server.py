@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from kvrelay.errors import ConfigError
+from kvrelay.process.shared_port import share
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.https import ssl_context
 from router.api.http.connections.acceptor import BACKLOG, Acceptor
@@ -72,10 +73,17 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(
-    app: Starlette, address: str, option: str, credentials: Credentials | None = None
+    app: Starlette,
+    address: str,
+    option: str,
+    credentials: Credentials | None = None,
+    *,
+    is_shared: bool = False,
 ) -> tuple[HttpServer, str]:
-    """Returns a server that is not started yet, and its HOST:PORT. Raises ConfigError."""
-    listener = http_listener(address, option)
+    """Returns a server that is not started yet, and its HOST:PORT. is_shared: other processes
+    listen there, too. Raises ConfigError.
+    """
+    listener = http_listener(address, option, is_shared=is_shared)
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -93,7 +101,7 @@ def http_server(
     return HttpServer(config, listener), f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
 
 
-def http_listener(address: str, option: str) -> socket.socket:
+def http_listener(address: str, option: str, *, is_shared: bool = False) -> socket.socket:
     """Returns a socket that listens on HOST:PORT. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     listener = None
@@ -102,6 +110,8 @@ def http_listener(address: str, option: str) -> socket.socket:
             host.strip("[]"), int(port), type=socket.SOCK_STREAM
         )[0]
         listener = socket.socket(family, kind, protocol)
+        if is_shared:
+            share(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit this timeout. It ends a connection whose peer acknowledges no data.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))

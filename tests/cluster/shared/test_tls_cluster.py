@@ -175,7 +175,7 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         }
         workers = [*await running.workers("prefill"), *await running.workers("decode")]
         (router,) = local._routers
-        assert listening_ports(router.child.process.pid) == {
+        assert listening_ports(router.children[0].process.pid) == {
             int(one.rpartition(":")[2]) for one in endpoints.values()
         }
         for worker in workers:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support import fake_worker
 from support.fake_worker import answer
 from support.router_harness import inference_stub
+from support.router_processes import RouterCluster, cluster_file
 
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.wire.inference import (
@@ -28,59 +24,13 @@ from kvrelay.wire.inference import (
 )
 
 PROMPT = (11, 12, 13)
-Process = asyncio.subprocess.Process
-
-
-async def start(*words: str, stdout: int | None = None) -> Process:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stdout=stdout)
-
-
-@dataclass
-class Cluster:
-    redis_url: str
-    processes: dict[str, Process] = field(default_factory=dict)
-    grpc: str = ""
-    http: str = ""
-    program: tuple[str, ...] = ("-m", "kvrelay.cli.main")
-
-    async def add_worker(self, name: str) -> None:
-        self.processes[name] = await start(fake_worker.__file__, name, self.redis_url)
-
-    async def add_router(self, config: Path) -> None:
-        router = await start(
-            *self.program, "router", "-c", str(config), stdout=asyncio.subprocess.PIPE
-        )
-        self.processes["router"] = router
-        assert router.stdout is not None
-        line = (await asyncio.wait_for(router.stdout.readline(), 120)).decode()
-        assert line.startswith("kvrelay ready grpc=")
-        self.grpc, self.http = (word.partition("=")[2] for word in line.split()[2:4])
-
-    async def close(self) -> None:
-        for one in self.processes.values():
-            if one.returncode is None:
-                one.kill()
-            await one.wait()
-
-
-def cluster_file(folder: Path, redis_url: str) -> Path:
-    """Of a router over one decode worker."""
-    config = {
-        "redis": {"url": redis_url},
-        "prefill": {"replicas": 0},
-        "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-    }
-    file = folder / "cluster.yaml"
-    file.write_text(json.dumps(config))
-    return file
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path) -> AsyncIterator[RouterCluster]:
     """A router over one decode worker."""
     async with EmbeddedRedis() as redis:
-        made = Cluster(redis.url)
+        made = RouterCluster(redis.url)
         try:
             await made.add_worker("decode-0")
             await made.add_router(cluster_file(tmp_path, redis.url))
@@ -90,7 +40,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(
-    cluster: Cluster,
+    cluster: RouterCluster,
 ) -> None:
     request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=150, seed=7))
     responses: list[GenerateResponse] = []
@@ -116,7 +66,7 @@ async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(
 
 
 async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_code_zero(
-    cluster: Cluster,
+    cluster: RouterCluster,
 ) -> None:
     await cluster.add_worker("decode-1")
     router = cluster.processes["router"]
@@ -146,7 +96,7 @@ main()
 async def test_idle_connections_leave_files_to_the_router(tmp_path: Path, listener: str) -> None:
     connections = contextlib.ExitStack()
     async with EmbeddedRedis() as redis:
-        cluster = Cluster(redis.url, program=("-c", FEW_FILES))
+        cluster = RouterCluster(redis.url, program=("-c", FEW_FILES))
         try:
             await cluster.add_worker("decode-0")
             await cluster.add_router(cluster_file(tmp_path, redis.url))
@@ -195,7 +145,7 @@ HANGING = (
 async def exit_code_after_sigterm(program: str, folder: Path) -> int:
     """Of a router that this program starts, beside one worker."""
     async with EmbeddedRedis() as redis:
-        cluster = Cluster(redis.url)
+        cluster = RouterCluster(redis.url)
         path = folder / "program.py"
         path.write_text(program)
         cluster.program = (str(path),)

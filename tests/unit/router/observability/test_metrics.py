@@ -37,7 +37,7 @@ def test_scaling_decisions_by_direction() -> None:
     metrics.scaled(ScalingDecision(1.0, "decode", 2, 1, "idle"))
     for direction in ("up", "down"):
         labels = {"model_name": "demo", "pool": "decode", "direction": direction}
-        assert metrics.registry.get_sample_value("kvrelay_scaling_decision_total", labels) == 1.0
+        assert metrics.cluster.get_sample_value("kvrelay_scaling_decision_total", labels) == 1.0
 
 
 def test_a_message_of_many_tokens_is_as_many_observations() -> None:

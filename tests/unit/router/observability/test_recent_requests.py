@@ -133,6 +133,6 @@ def test_history_keeps_the_last_samples() -> None:
 
 def test_rates_are_growth_per_second() -> None:
     history = History()
-    assert history.rate({"tokens": 100}, 50.0) == {"tokens": 0.0}
-    assert history.rate({"tokens": 130}, 52.0) == {"tokens": 15.0}
-    assert history.rate({"tokens": 130}, 52.0) == {"tokens": 0.0}
+    assert history.rate({"a": {"tokens": 100}}, 50.0) == {"tokens": 0.0}
+    assert history.rate({"a": {"tokens": 130}}, 52.0) == {"tokens": 15.0}
+    assert history.rate({"a": {"tokens": 130}}, 52.0) == {"tokens": 0.0}

@@ -1,0 +1,230 @@
+"""A router of several processes at the same ports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.fake_worker import answer
+from support.router_processes import RouterCluster, cluster_file, start
+from support.tokens import Tokens
+
+from kvrelay.client import AsyncClient, AsyncStream, RetryPolicy
+from kvrelay.client.admin import AdminClient
+from kvrelay.errors import Unavailable
+from kvrelay.process.child import family
+from kvrelay.state.embedded_redis import EmbeddedRedis
+
+PROCESSES = 3
+PROMPT = (11, 12, 13)
+SERIES = "kvrelay_request_success_total"
+REQUESTS = 24
+LENGTH = 150
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RouterCluster]:
+    tokens = Tokens(tmp_path / "tokens.yaml")
+    made_tokens = {"acme": tokens.add("acme"), "other": tokens.add("other")}
+    made_tokens["boss"] = tokens.add("boss", roles=["admin", "client"])
+    async with EmbeddedRedis() as redis:
+        made = RouterCluster(redis.url)
+        made.tokens = made_tokens
+        try:
+            await made.add_worker("decode-0")
+            file = cluster_file(
+                tmp_path,
+                redis.url,
+                router={"processes": PROCESSES},
+                security={"tokens_file": str(tokens.path)},
+            )
+            await made.add_router(file)
+            yield made
+        finally:
+            await made.close()
+
+
+def siblings(cluster: RouterCluster) -> list[int]:
+    """The ids of the processes that serve."""
+    found = []
+    for pid in family(cluster.processes["router"].pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"--sibling" in words and b"router" in words:
+                found.append(pid)
+    return found
+
+
+async def ask(cluster: RouterCluster, tenant: str, **body: object) -> dict[str, object]:
+    """One request over a connection of its own."""
+    headers = {"authorization": f"Bearer {cluster.tokens[tenant]}"}
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60, headers=headers) as client:
+        made = await client.post(
+            "/v1/completions", json={"model": "demo", "prompt": PROMPT, "max_tokens": 5} | body
+        )
+        assert made.status_code == 200, made.text
+        return made.json()  # type: ignore[no-any-return]
+
+
+async def stream(
+    cluster: RouterCluster,
+    exits: AsyncExitStack,
+    seed: int,
+    length: int = LENGTH,
+    retry: RetryPolicy | None = None,
+) -> AsyncStream:
+    """An answer that has begun, of a client of its own."""
+    client = await exits.enter_async_context(
+        AsyncClient(cluster.grpc, token=cluster.tokens["acme"], retry=retry)
+    )
+    begun = client.generate(token_ids=list(PROMPT), max_tokens=length, seed=seed, ignore_eos=True)
+    await anext(begun)
+    return begun
+
+
+async def ask_health(cluster: RouterCluster) -> str:
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as client:
+        return str((await client.get("/health")).json()["status"])
+
+
+async def read(cluster: RouterCluster, tenant: str, path: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {cluster.tokens[tenant]}"}
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60, headers=headers) as client:
+        got = await client.get(path)
+        assert got.status_code == 200, got.text
+        return got
+
+
+async def test_any_process_tells_of_all(cluster: RouterCluster) -> None:
+    counts = {"acme": REQUESTS, "other": 6}
+    for tenant, number in counts.items():
+        await asyncio.gather(*(ask(cluster, tenant) for _ in range(number)))
+
+    async def of_each_process(tenant: str, path: str) -> list[httpx.Response]:
+        return [await read(cluster, tenant, path) for _ in range(6)]
+
+    for scraped in await of_each_process("boss", "/metrics"):
+        families = list(text_string_to_metric_families(scraped.text))
+        names = Counter(one.name for one in families)
+        assert max(names.values()) == 1
+        done = [one for each in families for one in each.samples if one.name == SERIES]
+        shares = Counter[str]()
+        for one in done:
+            shares[one.labels["router_process"]] += int(one.value)
+        assert sum(shares.values()) == sum(counts.values())
+        assert len(shares) == PROCESSES
+        assert len([one for one in shares.values() if one]) > 1, "the kernel spreads connections"
+        replicas = [
+            one for each in families if each.name == "kvrelay_pool_replicas" for one in each.samples
+        ]
+        labels = [tuple(sorted(one.labels.items())) for one in replicas]
+        assert len(labels) == len(set(labels)), "one series for a pool, whoever answers"
+        assert all("router_process" not in one.labels for one in replicas)
+    for scraped in await of_each_process("acme", "/metrics"):
+        samples = [
+            one for each in text_string_to_metric_families(scraped.text) for one in each.samples
+        ]
+        assert {one.labels["tenant"] for one in samples} == {"acme"}
+        ended = [one for one in samples if one.name == "kvrelay_tenant_requests_total"]
+        assert sum(one.value for one in ended) == REQUESTS
+
+    for tenant, seen in (*counts.items(), ("boss", sum(counts.values()))):
+        for page in await of_each_process(tenant, "/status.json"):
+            rows = page.json()["requests"]
+            assert len({one["id"] for one in rows}) == len(rows) == seen
+            assert tenant == "boss" or {one["tenant"] for one in rows} == {tenant}
+            assert [one["at"] for one in rows] == sorted((one["at"] for one in rows), reverse=True)
+    for page in await of_each_process("boss", "/status.json"):
+        assert page.json()["totals"]["finished"] == sum(counts.values())
+        assert page.json()["ttft"][0] > 0
+
+    for _ in range(4):
+        with AdminClient(cluster.admin, token=cluster.tokens["boss"]) as admin:
+            load = await asyncio.to_thread(admin.status)
+        assert load.router.finished == sum(counts.values())
+        assert load.router.rss_bytes > PROCESSES * 50e6
+
+
+async def test_streams_of_a_killed_process_go_on_at_another(cluster: RouterCluster) -> None:
+    before = siblings(cluster)
+    assert len(before) == PROCESSES
+    async with AsyncExitStack() as exits:
+        streams = [await stream(cluster, exits, number) for number in range(12)]
+        os.kill(before[1], signal.SIGKILL)
+        answers = await asyncio.gather(*(one.result() for one in streams))
+    for number, one in enumerate(answers):
+        assert list(one.token_ids) == answer(PROMPT, number, LENGTH)
+    moved = [one for one in answers if one.calls > 1]
+    assert 0 < len(moved) < len(answers), "clients have connections to several processes"
+    async with asyncio.timeout(60):
+        while len(now := siblings(cluster)) < PROCESSES or before[1] in now:
+            await asyncio.sleep(0.02)
+
+
+async def test_the_first_signal_lets_streams_end(
+    cluster: RouterCluster,
+) -> None:
+    router = cluster.processes["router"]
+    async with AsyncExitStack() as exits:
+        streams = [await stream(cluster, exits, number) for number in range(6)]
+        router.send_signal(signal.SIGTERM)
+        answers = await asyncio.gather(*(one.result() for one in streams))
+    for number, one in enumerate(answers):
+        assert list(one.token_ids) == answer(PROMPT, number, LENGTH)
+    assert await asyncio.wait_for(router.wait(), 60) == 0
+    assert siblings(cluster) == []
+
+
+async def test_the_second_signal_ends_all_at_once(cluster: RouterCluster) -> None:
+    router = cluster.processes["router"]
+    async with AsyncExitStack() as exits:
+        once = RetryPolicy(max_attempts=1)
+        streams = [await stream(cluster, exits, number, 2000, once) for number in range(6)]
+        router.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            # Each process refuses new calls while it drains.
+            while (await ask_health(cluster)) != "draining":
+                await asyncio.sleep(0.02)
+        router.send_signal(signal.SIGTERM)
+        ends = await asyncio.gather(*(one.result() for one in streams), return_exceptions=True)
+    assert {type(one) for one in ends} == {Unavailable}
+    assert await asyncio.wait_for(router.wait(), 20) == 0
+    assert siblings(cluster) == []
+
+
+@pytest.mark.parametrize("endpoint", ["grpc", "http", "admin"])
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_port_that_another_program_has(
+    tmp_path: Path, endpoint: str, is_shared: bool
+) -> None:
+    """Even one that would share it."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listen = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0") | {endpoint: address}
+        file = cluster_file(
+            tmp_path, "redis://127.0.0.1:1/0", router={"processes": 2}, listen=listen
+        )
+        router = await start(
+            "-m",
+            "kvrelay.cli.main",
+            "router",
+            "-c",
+            str(file),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await asyncio.wait_for(router.communicate(), 120)
+    assert router.returncode == 2
+    (line,) = said.decode().splitlines()
+    assert f"listen.{endpoint}: cannot listen on {address}" in line

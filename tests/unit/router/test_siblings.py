@@ -1,0 +1,114 @@
+"""Questions between the processes of a router, whatever the other side does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kvrelay.errors import ConfigError
+from router import siblings
+from router.siblings import Place, Siblings
+
+
+@asynccontextmanager
+async def running(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in loops]
+    try:
+        yield
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def echo(**fields: object) -> bytes:
+    return repr(fields).encode()
+
+
+async def listening(place: Place, number: int) -> None:
+    async with asyncio.timeout(20):
+        while not await asyncio.to_thread(Path(place.socket(number)).exists):
+            await asyncio.sleep(0.005)
+
+
+async def test_answers_of_all_others_in_their_order(tmp_path: Path) -> None:
+    places = [Place(tmp_path, number, 3) for number in range(3)]
+    group = [Siblings(one) for one in places]
+    for number, one in enumerate(group):
+
+        async def answer(word: str, number: int = number) -> bytes:
+            return f"{number} {word}".encode()
+
+        one.answer("name", answer)
+    async with running(*(one.run() for one in group)):
+        for place in places:
+            await listening(place, place.number)
+        assert await group[1].ask("name", word="é\n") == ["0 é\n".encode(), "2 é\n".encode()]
+        assert await group[1].ask("unknown") == []
+        # Of another version.
+        assert await group[1].ask("name", words=1) == []
+        assert await group[0].ask("name", word="x") == [b"1 x", b"2 x"]
+    assert await group[0].ask("name", word="x") == []
+
+
+async def test_a_router_of_one_process_has_none() -> None:
+    alone = Siblings()
+    alone.answer("name", echo)
+    await alone.run()
+    assert alone.number is None
+    assert await alone.ask("name") == []
+
+
+@pytest.mark.parametrize("said", [b"", b"half of it", None])
+async def test_one_that_does_not_answer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes | None
+) -> None:
+    """It hangs at once or in the middle, or breaks the connection."""
+    monkeypatch.setattr(siblings, "ANSWER_S", 0.2)
+    places = [Place(tmp_path, number, 3) for number in range(3)]
+    asking, answering = Siblings(places[0]), Siblings(places[2])
+    answering.answer("name", echo)
+    asked: list[asyncio.StreamWriter] = []
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        if said is None:
+            writer.transport.abort()
+        else:
+            writer.write(said)
+
+    server = await asyncio.start_unix_server(other, places[0].socket(1))
+    async with running(answering.run()), server:
+        await listening(places[0], 2)
+        assert await asking.ask("name") == [b"{}"]
+        assert len(asked) == 1
+        for one in asked:
+            one.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\n", b"[1]\n", b"{}\n", b'["name"]\n', b"[[], {}]\n", b"\xff\n", b"x" * 2**17]
+)
+async def test_any_bytes_leave_it_answering(tmp_path: Path, sent: bytes) -> None:
+    places = [Place(tmp_path, number, 2) for number in range(2)]
+    asking, answering = (Siblings(one) for one in places)
+    answering.answer("name", echo)
+    async with running(answering.run()):
+        await listening(places[0], 1)
+        reader, writer = await asyncio.open_unix_connection(places[0].socket(1))
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        assert await asking.ask("name", a=1) == [b"{'a': 1}"]
+
+
+@pytest.mark.parametrize("text", ["", ":", "x", "{}:2", "{}:-1", "{}:x", "/nowhere:0"])
+def test_a_bad_place(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="--sibling is "):
+        Place.parse(text.format(tmp_path), 2)
+    assert Place.parse(f"{tmp_path}:1", 2).others == (f"{tmp_path}/0.sock",)
