@@ -40,6 +40,7 @@ async def mock_cluster(
     *,
     said: defaultdict[str, list[float]] | None = None,
     tokens_file: Path | None = None,
+    processes: int = 1,
 ) -> AsyncIterator[RouterProcess]:
     """Starts a router on `core` and its workers in this process. Yields the router once it is
     ready.
@@ -60,6 +61,7 @@ async def mock_cluster(
             pools.slots,
             core,
             tokens_file,
+            processes,
         ) as router,
         AsyncExitStack() as ends,
     ):

@@ -43,6 +43,8 @@ _BLOCK_SIZE = 16
 class _Sequence:
     spec: SequenceSpec
     produced: int
+    # Of the router that asked for it.
+    outgoing: asyncio.Queue[Event]
     committed: bool = False
 
 
@@ -84,7 +86,6 @@ class AtOnceWorker(WorkerServiceServicer):
         self._peers = peers
         self._sequences: dict[tuple[str, int], _Sequence] = {}
         self._leases = 0
-        self._outgoing: asyncio.Queue[Event] = asyncio.Queue()
         peers[worker_id] = self
 
     async def start(self) -> None:
@@ -101,10 +102,11 @@ class AtOnceWorker(WorkerServiceServicer):
         """Serves one router session: welcomes the router, then sends events until the call ends."""
         await anext(request_iterator)
         yield event_to_proto(Welcome(self.info.worker_id, self.info.epoch))
-        reader = asyncio.create_task(self._obey(request_iterator))
+        outgoing: asyncio.Queue[Event] = asyncio.Queue()
+        reader = asyncio.create_task(self._obey(request_iterator, outgoing))
         try:
             while True:
-                yield event_to_proto(await self._outgoing.get())
+                yield event_to_proto(await outgoing.get())
         finally:
             reader.cancel()
 
@@ -119,14 +121,14 @@ class AtOnceWorker(WorkerServiceServicer):
             due += interval
 
     def _step(self) -> None:
-        tokens = []
+        batches: defaultdict[asyncio.Queue[Event], list[SequenceTokens]] = defaultdict(list)
         for key, one in list(self._sequences.items()):
             if one.committed:
-                tokens.append(self._next(one))
-                if tokens[-1].finish_reason is not None:
+                batches[one.outgoing].append(token := self._next(one))
+                if token.finish_reason is not None:
                     del self._sequences[key]
-        if tokens:
-            self._outgoing.put_nowait(TokenBatch(tuple(tokens)))
+        for outgoing, tokens in batches.items():
+            outgoing.put_nowait(TokenBatch(tuple(tokens)))
 
     def _next(self, sequence: _Sequence, timings: PrefillTimings | None = None) -> SequenceTokens:
         index = sequence.produced
@@ -142,23 +144,27 @@ class AtOnceWorker(WorkerServiceServicer):
             prefill=timings,
         )
 
-    async def _obey(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+    async def _obey(
+        self, requests: AsyncIterator[pb.SessionRequest], outgoing: asyncio.Queue[Event]
+    ) -> None:
         async for message in requests:
             match command_from_proto(message):
                 case Reserve(spec):
-                    self._sequences[spec.key] = _Sequence(spec, spec.num_emitted + 1)
+                    self._sequences[spec.key] = _Sequence(spec, spec.num_emitted + 1, outgoing)
                     self._leases += 1
-                    self._outgoing.put_nowait(Reserved(*spec.key, self._target()))
+                    outgoing.put_nowait(Reserved(*spec.key, self._target()))
                 case RunLocal(spec):
-                    self._sequences[spec.key] = _Sequence(spec, spec.num_emitted, committed=True)
+                    self._sequences[spec.key] = _Sequence(
+                        spec, spec.num_emitted, outgoing, committed=True
+                    )
                 case Prefill(spec, target):
                     first = self._next(
-                        _Sequence(spec, spec.num_emitted), PrefillTimings(0.0, 0.0, 0, 1)
+                        _Sequence(spec, spec.num_emitted, outgoing), PrefillTimings(0.0, 0.0, 0, 1)
                     )
-                    self._outgoing.put_nowait(TokenBatch((first,)))
+                    outgoing.put_nowait(TokenBatch((first,)))
                     if first.finish_reason is None:
                         self._peers[target.worker_id]._sequences[spec.key].committed = True
-                        self._outgoing.put_nowait(
+                        outgoing.put_nowait(
                             HandedOff(*spec.key, Handoff("none", 1, 1, 1, 0, 0.0, 0.0))
                         )
                 case Abort(request_id, attempt):

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from kvrelay.errors import Unavailable
-from kvrelay.process.child import bound_to_parent, stop
+from kvrelay.process.child import bound_to_parent, family, stop
 from kvrelay.process.owned_folder import OwnedFolder
 
 _READY_S = 60.0
@@ -47,9 +47,8 @@ class RouterProcess:
         self.grpc, self.http = words["grpc"], words["http"].removeprefix("http://")
 
     def cpu_seconds(self) -> float:
-        """Returns user and system time of all threads of the router, in seconds."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        """Returns user and system time of the router, in seconds."""
+        return sum(map(_cpu_seconds, family(self._process.pid)))
 
     async def end(self, timeout_s: float) -> int | None:
         """Sends SIGTERM. Returns the exit code, or None if the process is still running after
@@ -62,8 +61,14 @@ class RouterProcess:
             return None
 
     def resident_bytes(self) -> int:
-        """Returns the resident memory of the router, in bytes."""
+        """Returns the resident memory of the router's first process, in bytes."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Returns user and system time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @asynccontextmanager
@@ -75,6 +80,7 @@ async def starting_router(
     max_batch: int,
     core: int,
     tokens_file: Path | None = None,
+    processes: int = 1,
 ) -> AsyncIterator[RouterProcess]:
     """Starts a router. The router becomes ready when `prefill` and `decode` workers are in the
     registry.
@@ -84,6 +90,7 @@ async def starting_router(
         "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "prefill": {"replicas": prefill},
         "decode": {"replicas": decode, "max_batch": max_batch},
+        "router": {"processes": processes},
         "redis": {"url": redis_url},
         "security": {"tokens_file": tokens_file and str(tokens_file)},
     }

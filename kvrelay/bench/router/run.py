@@ -48,6 +48,8 @@ class Options:
     # Number of sequential requests for the measurement of memory growth.
     requests: int
     quick: bool
+    # Processes of the router, all on its core.
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class RouterReport:
 
     machine: str
     cores: tuple[int, int]
+    processes: int
     cases: tuple[Measured, ...]
     growth: Growth
 
@@ -137,7 +140,11 @@ async def run(options: Options, progress: Progress) -> RouterReport:
         measured.append(await _measure(case, options))
         done()
     return RouterReport(
-        processor_name(), options.cores, tuple(measured), await _grow(options, progress)
+        processor_name(),
+        options.cores,
+        options.processes,
+        tuple(measured),
+        await _grow(options, progress),
     )
 
 
@@ -148,7 +155,9 @@ async def _measure(case: Case, options: Options) -> Measured:
     said: defaultdict[str, list[float]] = defaultdict(list)
     received = Received()
     pools = _pools(case.streams // _BATCH, case.streams / case.tokens_per_second)
-    async with mock_cluster(pools, options.cores[0], said=said) as router:
+    async with mock_cluster(
+        pools, options.cores[0], said=said, processes=options.processes
+    ) as router:
         streams = [
             asyncio.create_task(_stream(number, _client(case.endpoint, router, said), received))
             for number in range(case.streams)

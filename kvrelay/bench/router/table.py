@@ -14,10 +14,9 @@ _MIB = 2**20
 def report_view(report: RouterReport) -> RenderableType:
     """Returns the table of cases and a line about memory."""
     growth = report.growth
-    head = (
-        f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core "
-        f"{report.cores[1]}"
-    )
+    number = f" in {report.processes} processes" if report.processes > 1 else ""
+    router, others = report.cores
+    head = f"{report.machine}; the router{number} on core {router}, the rest on core {others}"
     # With boxes around the cells, a terminal of 80 columns cuts the headers.
     table = Table(title="router throughput", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for column in (

@@ -160,6 +160,12 @@ def router(
             help="Number of short requests that measure the growth of the router's memory.",
         ),
     ] = 100_000,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Processes of the router, which share its core."
+        ),
+    ] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
     as_json: PrintJson = False,
 ) -> None:
@@ -177,7 +183,9 @@ def router(
     from kvrelay.bench.router.table import report_view
 
     first, second = first_cores(2)
-    options = Options((first, second), min(seconds, 1.0) if quick else seconds, requests, quick)
+    options = Options(
+        (first, second), min(seconds, 1.0) if quick else seconds, requests, quick, processes
+    )
     with progress_bars() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(run(options, progress))
     if as_json:
