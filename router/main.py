@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvrelay.clock import MonotonicClock
@@ -33,6 +34,7 @@ from router.frontend.access import Access
 from router.frontend.adapter_cards import AdapterCards
 from router.frontend.model_card import ModelCard, ask_transformers
 from router.frontend.rate_limits import Limits
+from router.frontend.shared_bucket import shared_bucket
 from router.frontend.tokenization import Text
 from router.frontend.waiting_room import WaitingRoom
 from router.observability.loop_metrics import LoopStallCollector
@@ -135,7 +137,7 @@ async def run_router(
         router_id=f"router-{uuid.uuid4().hex[:8]}",
         clock=clock,
         access=access,
-        limits=Limits(),
+        limits=_limits(siblings),
         slices=LoopSlices(),
         siblings=siblings,
         credentials=credentials,
@@ -222,6 +224,13 @@ async def run_router(
             task.cancel()
     for one in catalogue:
         await one.close()
+
+
+def _limits(siblings: Siblings) -> Limits:
+    """Returns the tenants' limits, which the processes of a router share."""
+    if siblings.folder is None:
+        return Limits()
+    return Limits(partial(shared_bucket, siblings.folder))
 
 
 def _bypasses_tls(loaded: LoadedModel) -> bool:

@@ -72,6 +72,11 @@ class Siblings:
         """The number of this process, or None in a router of one process."""
         return None if self._place is None else self._place.number
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the router's processes; None in a router of one process."""
+        return None if self._place is None else self._place.folder
+
     def answer(self, topic: str, answer: Answer) -> None:
         """Sets how this process answers questions on a topic. Their fields are keyword
         arguments.

@@ -207,10 +207,11 @@ class Metrics:
         self._path = self._labelled(
             "path_decision", "Requests by path and by the reason for the path.", "path", "why"
         )
-        self._scaling = Counter(
-            "kvrelay_scaling_decision",
+        self._scaling = self._labelled(
+            "scaling_decision",
             "Changes of the desired size of a pool.",
-            ("model_name", "pool", "direction"),
+            "pool",
+            "direction",
             registry=self.cluster,
         )
         # A rate needs the zero before the first event.
@@ -289,8 +290,12 @@ class Metrics:
             self._model, decision.pool, "up" if decision.after > decision.before else "down"
         ).inc()
 
-    def _labelled(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"kvrelay_{name}", text, ("model_name", *labels), registry=self.registry)
+    def _labelled(
+        self, name: str, text: str, *labels: str, registry: CollectorRegistry | None = None
+    ) -> Counter:
+        return Counter(
+            f"kvrelay_{name}", text, ("model_name", *labels), registry=registry or self.registry
+        )
 
     def _total(self, name: str, text: str) -> Total:
         series = Total(f"kvrelay_{name}", text, {"model_name": self._model})

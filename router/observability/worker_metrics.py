@@ -16,13 +16,6 @@ from router.observability.tier_metrics import tier_metrics
 from router.runtime.driver import Driver
 
 _LABELS = ("pool", "worker", "model_name")
-# Families of the router and of the workers.
-_RUNNING = "num_requests_running", "Requests assigned to workers; pool router: of this router."
-_WAITING = "num_requests_waiting", "Requests waiting for a worker; pool router: of this router."
-_PREEMPTIONS = (
-    "num_preemptions",
-    "Sequences whose KV was evicted to make room; pool router: requests that gave up a batch slot.",
-)
 
 
 class QueueCollector(Collector):
@@ -36,8 +29,8 @@ class QueueCollector(Collector):
         """Yields the metric families of the queue, and of thinking in unfinished answers."""
         dispatcher = self._driver.dispatcher
         families = (
-            (_gauge(*_RUNNING), dispatcher.running),
-            (_gauge(*_WAITING), dispatcher.waiting),
+            (_running(), dispatcher.running),
+            (_waiting(), dispatcher.waiting),
             (
                 _gauge(
                     "num_requests_waiting_for_prefill",
@@ -52,7 +45,7 @@ class QueueCollector(Collector):
                 ),
                 dispatcher.waiting_at_limit[0],
             ),
-            (_counter(*_PREEMPTIONS), dispatcher.preemptions),
+            (_preemptions(), dispatcher.preemptions),
         )
         for family, value in families:
             family.add_metric(("router", "", self._model), value)
@@ -71,7 +64,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of workers and pools."""
         workers = self._driver.known
-        running, waiting = _gauge(*_RUNNING), _gauge(*_WAITING)
+        running, waiting = _running(), _waiting()
         usage = _gauge("kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1.")
         blocks = _gauge(
             "kv_blocks", "KV blocks of a worker by state: held, cached or free.", "state"
@@ -86,7 +79,7 @@ class WorkerCollector(Collector):
         integrity = _gauge(
             "worker_integrity_ok", "1, or 0 after the worker found its block counts inconsistent."
         )
-        preemptions = _counter(*_PREEMPTIONS)
+        preemptions = _preemptions()
         drafts = _counter("spec_decode_num_draft_tokens", "Draft tokens of speculation.")
         accepted = _counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
         for one in workers:
@@ -133,6 +126,26 @@ class WorkerCollector(Collector):
         for state in ("starting", "ready"):
             replicas.add_metric(("standby", state, self._model), standbys[state])
         return replicas
+
+
+def _running() -> GaugeMetricFamily:
+    return _gauge(
+        "num_requests_running", "Requests assigned to workers; pool router: of this router."
+    )
+
+
+def _waiting() -> GaugeMetricFamily:
+    return _gauge(
+        "num_requests_waiting", "Requests waiting for a worker; pool router: of this router."
+    )
+
+
+def _preemptions() -> CounterMetricFamily:
+    return _counter(
+        "num_preemptions",
+        "Sequences whose KV was evicted to make room; pool router: requests that gave up a batch "
+        "slot.",
+    )
 
 
 def _counter(name: str, text: str) -> CounterMetricFamily:

@@ -17,6 +17,9 @@ OPENS = re.compile(
 KNOWN = {
     "kvrelay/process/held_port.py": "sends nothing, takes nothing: whether the addresses of "
     "the listeners are free",
+    "kvrelay/process/shared_port.py": "sends nothing, takes nothing: claims the addresses of the "
+    "listeners for the processes of one router",
+    "router/siblings.py": "a Unix socket in a folder of this user's, which none other can enter",
     "kvrelay/launch/checks/preflight.py": "sends nothing: whether loopback answers",
     "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "

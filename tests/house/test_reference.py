@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "k8s/**/*.md", "benchmarks/README.md")
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for one in PATTERNS for path in ROOT.glob(one))
 METRIC = re.compile(
-    r"self\._(?:total|histogram|labelled|gauge|counter|family)\(\s*\"(?P<name>[a-z_]+)\""
+    r"\b_(?:total|histogram|labelled|gauge|counter|family)\(\s*\"(?P<name>[a-z_]+)\""
 )
 
 # Series whose names the source does not spell as a plain argument.

@@ -17,8 +17,10 @@ from kvrelay.bench.router.table import report_view
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
 @pytest.mark.long
-def test_each_endpoint_streams_what_the_workers_say() -> None:
+@pytest.mark.parametrize("processes", ["1", "3"])
+def test_each_endpoint_streams_what_the_workers_say(processes: str) -> None:
     command = [sys.executable, "-m", "kvrelay.cli.main", "bench", "router", "--quick", "--json"]
+    command += ["--processes", processes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -35,10 +37,23 @@ def test_each_endpoint_streams_what_the_workers_say() -> None:
 def test_a_report_on_a_terminal() -> None:
     measured = Measured(Case("grpc", 256, 10_000), 9_900.0, 1.25, 0.5, 0.001, 0.004)
     report = RouterReport(
-        "a CPU", (0, 1), (measured,), Growth(100_000, (*[100 * 2**20] * 9, 101 * 2**20), 900.0)
+        "a CPU",
+        (0, 1),
+        4,
+        (measured,),
+        Growth(100_000, (*[100 * 2**20] * 9, 101 * 2**20), 900.0),
     )
     assert measured.tokens_per_core == pytest.approx(19_800)
     out = io.StringIO()
     Console(width=140, file=out).print(report_view(report))
-    for words in ("19,800", "1.25", "50%", "4.00", "100.0 MiB", "101.0 MiB", "100,000 requests"):
+    for words in (
+        "in 4 processes",
+        "19,800",
+        "1.25",
+        "50%",
+        "4.00",
+        "100.0 MiB",
+        "101.0 MiB",
+        "100,000 requests",
+    ):
         assert words in out.getvalue()

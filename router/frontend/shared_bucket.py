@@ -1,0 +1,97 @@
+"""A rate limit that the processes of one router share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvrelay.process.telemetry import get_logger
+from router.frontend.rate_limits import Bucket
+
+# Level, time of the level, allowance of a minute.
+_STATE = struct.Struct("<ddq")
+
+log = get_logger("router.limits")
+
+
+def shared_bucket(
+    folder: Path, tenant: str, what: str, per_minute: int, now: float
+) -> SharedBucket:
+    """Makes the bucket of a tenant's limit for the processes that share the folder."""
+    name = hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()
+    return SharedBucket(folder / f"{name}.{what}", per_minute, now)
+
+
+class SharedBucket(Bucket):
+    """A bucket whose state is in a file. The processes have the same clock and lock the file for
+    some microseconds. A process that ends leaves the lock to the others.
+
+    Without space for the file, each process counts for itself.
+    """
+
+    def __init__(self, path: Path, per_minute: int, now: float) -> None:
+        """The first process makes the file."""
+        super().__init__(per_minute, now)
+        # None after an error of the file system.
+        self._path: Path | None = path
+        self.resize(per_minute, now)
+
+    def take(self, amount: int, now: float) -> float:
+        """See Bucket."""
+        with self._state():
+            return super().take(amount, now)
+
+    def wait(self, amount: int, now: float) -> float:
+        """See Bucket."""
+        with self._state():
+            return super().wait(amount, now)
+
+    def give_back(self, amount: int) -> None:
+        """See Bucket."""
+        with self._state():
+            super().give_back(amount)
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """Changes the allowance. A larger one adds nothing at once: while some processes have not
+        read a new tokens file yet, the allowance may change many times.
+        """
+        with self._state():
+            self._refill(now)
+            self._level = min(self._level, per_minute)
+            self.per_minute = per_minute
+
+    @contextmanager
+    def _state(self) -> Iterator[None]:
+        file = self._opened()
+        try:
+            yield
+            if file is not None:
+                os.pwrite(file, _STATE.pack(self._level, self._at, self.per_minute), 0)
+        except OSError as error:
+            self._no_longer(error)
+        finally:
+            if file is not None:
+                os.close(file)
+
+    def _opened(self) -> int | None:
+        """Opens, locks and reads the file."""
+        if self._path is None:
+            return None
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._no_longer(error)
+            return None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
+            self._level, self._at, self.per_minute = _STATE.unpack(state)
+        return file
+
+    def _no_longer(self, error: OSError) -> None:
+        log.warning("limit_not_shared", file=str(self._path), reason=error.strerror)
+        self._path = None

@@ -1,0 +1,85 @@
+"""A tenant's limit in several processes, against one bucket."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kvrelay.errors import ResourceExhausted
+from kvrelay.tenants import Tenant
+from router.frontend.rate_limits import Bucket, Limits
+from router.frontend.shared_bucket import SharedBucket, shared_bucket
+
+TENANT = Tenant("acme / ../é", requests_per_minute=100, tokens_per_minute=1000)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_order_of_processes_is_one_bucket(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    alone = Bucket(50, 0.0)
+    shared = [SharedBucket(tmp_path / "acme", 50, 0.0) for _ in range(3)]
+    now = 0.0
+    for _ in range(200):
+        now += random_.choice((0.0, random_.expovariate(1.0)))
+        one = random_.randrange(3)
+        if random_.random() < 0.05:
+            # A process that was killed and started again.
+            shared[one] = SharedBucket(tmp_path / "acme", 50, now)
+        amount = random_.randint(0, 50)
+        if random_.random() < 0.2:
+            shared[one].give_back(amount)
+            alone.give_back(amount)
+        else:
+            do = random_.choice(("take", "wait"))
+            expected = getattr(alone, do)(amount, now)
+            assert getattr(shared[one], do)(amount, now) == pytest.approx(expected)
+
+
+def _take(folder: Path, number: int) -> int:
+    """Returns how many of 100 requests are admitted."""
+    limits = Limits(partial(shared_bucket, folder))
+    admitted = 0
+    for _ in range(100):
+        try:
+            limits.take_request(TENANT, 5.0)
+            admitted += 1
+        except ResourceExhausted:
+            limits.take_tokens(TENANT, 1, 5.0)
+            limits.give_back(TENANT, 1)
+    return admitted
+
+
+def test_processes_at_the_same_time_admit_what_the_limit_allows(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        admitted = pool.starmap(_take, [(tmp_path, number) for number in range(4)])
+    assert sum(admitted) == TENANT.requests_per_minute
+    limits = Limits(partial(shared_bucket, tmp_path))
+    limits.take_tokens(TENANT, 1000, 5.0)
+    # A file of a fixed size for each limit.
+    assert sorted(one.stat().st_size for one in tmp_path.iterdir()) == [24, 24]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_processes_that_disagree_on_the_limit_admit_no_more_than_the_larger(
+    tmp_path: Path, seed: int
+) -> None:
+    """They read a changed tokens file one after the other."""
+    random_ = random.Random(seed)
+    shared = [SharedBucket(tmp_path / "acme", 100, 0.0) for _ in range(2)]
+    admitted = 0
+    for _ in range(500):
+        one = random_.randrange(2)
+        allowed = (100, random_.choice((10, 100)))[one]
+        if shared[one].per_minute != allowed:
+            shared[one].resize(allowed, 0.0)
+        admitted += shared[one].take(1, 0.0) == 0.0
+    assert 0 < admitted <= 100
+
+
+def test_without_its_folder_a_process_counts_for_itself(tmp_path: Path) -> None:
+    bucket = SharedBucket(tmp_path / "gone" / "acme", 10, 0.0)
+    assert [bucket.take(5, 0.0) == 0.0 for _ in range(3)] == [True, True, False]
