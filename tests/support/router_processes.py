@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from support import fake_worker
 
 Process = asyncio.subprocess.Process
@@ -62,3 +64,17 @@ def cluster_file(folder: Path, redis_url: str, **sections: object) -> Path:
     file = folder / "cluster.yaml"
     file.write_text(json.dumps(config))
     return file
+
+
+async def running_by_process(http: str, token: str | None = None) -> dict[int, int]:
+    """Requests that run, by the number of the process of the router at this URL."""
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=http, timeout=60, headers=headers) as client:
+        text = (await client.get("/metrics")).text
+    return {
+        int(one.labels["router_process"]): int(one.value)
+        for family in text_string_to_metric_families(text)
+        if family.name == "kvrelay_num_requests_running"
+        for one in family.samples
+        if one.labels["pool"] == "router"
+    }

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 from faults.fleet import Fleet, running_fleet
 from faults.history import WorkerSample
 from faults.prompts import tokens
+from support.router_processes import running_by_process
 from support.running_cluster import RunningCluster
 
 from kvrelay.client import AsyncClient, Completion
@@ -72,6 +74,27 @@ async def test_a_router_that_is_killed_starts_again_and_its_streams_go_on(
     async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.get(f"{cluster.local.endpoints.http}/health")).status_code == 200
     await cluster.settled()
+
+
+async def test_one_of_several_processes_is_killed(cluster: RunningCluster) -> None:
+    config = cluster.local.config
+    router = config.router.model_copy(update={"processes": 2})
+    endpoints = await cluster.local.add_router(config.model_copy(update={"router": router}))
+    group = cluster.local._routers[-1]
+    way = {"token_ids": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.0}
+    async with AsyncExitStack() as exits:
+        clients = [await exits.enter_async_context(AsyncClient(endpoints.grpc)) for _ in range(6)]
+        whole = await clients[0].generate(**way)  # type: ignore[arg-type]
+        streams = [one.generate(**way) for one in clients]  # type: ignore[arg-type]
+        await asyncio.gather(*map(anext, streams))
+        running = await running_by_process(endpoints.http)
+        number = max(running, key=running.__getitem__)
+        group.children[number].process.kill()
+        answers = [await one.result() for one in streams]
+    assert {tuple(one.token_ids) for one in answers} == {tuple(whole.token_ids)}
+    assert sum(one.calls > 1 for one in answers) == running[number] > 0
+    await cluster.settled()
+    await group.stop()
 
 
 @pytest.mark.long

@@ -138,6 +138,7 @@ BAD_CONFIGS = {
         2,
         "prefill.weights: must be 'auto' or 'int8', not \"int4\"",
     ),
+    "processes": ("router: {processes: 0}\n", 1, "router.processes: must be at least 1, not 0"),
     "negative": ("router: {max_queue: -3}\n", 1, "router.max_queue: must be above 0, not -3"),
     "too large": ("kv: {block_size: 2048}\n", 1, "kv.block_size: must be at most 1024, not 2048"),
     "very large": (

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_worker import answer
-from support.router_processes import RouterCluster, cluster_file, start
+from support.router_processes import RouterCluster, cluster_file, running_by_process, start
 from support.tokens import Tokens
 
 from kvrelay.client import AsyncClient, AsyncStream, RetryPolicy
@@ -53,14 +53,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RouterCluster]:
             await made.close()
 
 
-def siblings(cluster: RouterCluster) -> list[int]:
-    """The ids of the processes that serve."""
-    found = []
+def siblings(cluster: RouterCluster) -> dict[int, int]:
+    """The ids of the processes that serve, by their numbers."""
+    found = {}
     for pid in family(cluster.processes["router"].pid):
         with suppress(FileNotFoundError, ProcessLookupError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"--sibling" in words and b"router" in words:
-                found.append(pid)
+                found[int(words[words.index(b"--sibling") + 1].rpartition(b":")[2])] = pid
     return found
 
 
@@ -154,19 +154,48 @@ async def test_any_process_tells_of_all(cluster: RouterCluster) -> None:
         assert load.router.rss_bytes > PROCESSES * 50e6
 
 
+async def test_limits_and_revocation_hold_for_all_processes(
+    cluster: RouterCluster, tmp_path: Path
+) -> None:
+    limit = 8
+    tokens = Tokens(tmp_path / "tokens.yaml")
+    small, other = tokens.add("small", requests_per_minute=limit), tokens.add("other")
+    cluster.tokens |= {"small": small, "other": other}
+
+    async def status(tenant: str) -> int:
+        headers = {"authorization": f"Bearer {cluster.tokens[tenant]}"}
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=60, headers=headers) as client:
+            body = {"model": "demo", "prompt": PROMPT, "max_tokens": 1}
+            return (await client.post("/v1/completions", json=body)).status_code
+
+    async def everywhere(tenant: str, wanted: set[int]) -> None:
+        """Waits until all processes agree, as connections to each of them see it."""
+        async with asyncio.timeout(20):
+            while set(await asyncio.gather(*(status(tenant) for _ in range(12)))) != wanted:
+                await asyncio.sleep(0.05)
+
+    # All have read the file.
+    await everywhere("other", {200})
+    await everywhere("acme", {401})
+    said = Counter(await asyncio.gather(*(status("small") for _ in range(4 * limit))))
+    assert said == {200: limit, 429: 3 * limit}
+
+
 async def test_streams_of_a_killed_process_go_on_at_another(cluster: RouterCluster) -> None:
     before = siblings(cluster)
     assert len(before) == PROCESSES
     async with AsyncExitStack() as exits:
         streams = [await stream(cluster, exits, number) for number in range(12)]
-        os.kill(before[1], signal.SIGKILL)
+        running = await running_by_process(cluster.http, cluster.tokens["boss"])
+        number = max(running, key=running.__getitem__)
+        os.kill(before[number], signal.SIGKILL)
         answers = await asyncio.gather(*(one.result() for one in streams))
-    for number, one in enumerate(answers):
-        assert list(one.token_ids) == answer(PROMPT, number, LENGTH)
-    moved = [one for one in answers if one.calls > 1]
-    assert 0 < len(moved) < len(answers), "clients have connections to several processes"
+    for seed, one in enumerate(answers):
+        assert list(one.token_ids) == answer(PROMPT, seed, LENGTH)
+    assert sum(one.calls > 1 for one in answers) == running[number]
+    assert max(running.values()) < len(answers), "each client has a connection of its own"
     async with asyncio.timeout(60):
-        while len(now := siblings(cluster)) < PROCESSES or before[1] in now:
+        while len(now := siblings(cluster)) < PROCESSES or now[number] == before[number]:
             await asyncio.sleep(0.02)
 
 
@@ -178,10 +207,10 @@ async def test_the_first_signal_lets_streams_end(
         streams = [await stream(cluster, exits, number) for number in range(6)]
         router.send_signal(signal.SIGTERM)
         answers = await asyncio.gather(*(one.result() for one in streams))
-    for number, one in enumerate(answers):
-        assert list(one.token_ids) == answer(PROMPT, number, LENGTH)
+    for seed, one in enumerate(answers):
+        assert list(one.token_ids) == answer(PROMPT, seed, LENGTH)
     assert await asyncio.wait_for(router.wait(), 60) == 0
-    assert siblings(cluster) == []
+    assert siblings(cluster) == {}
 
 
 async def test_the_second_signal_ends_all_at_once(cluster: RouterCluster) -> None:
@@ -198,7 +227,7 @@ async def test_the_second_signal_ends_all_at_once(cluster: RouterCluster) -> Non
         ends = await asyncio.gather(*(one.result() for one in streams), return_exceptions=True)
     assert {type(one) for one in ends} == {Unavailable}
     assert await asyncio.wait_for(router.wait(), 20) == 0
-    assert siblings(cluster) == []
+    assert siblings(cluster) == {}
 
 
 @pytest.mark.parametrize("endpoint", ["grpc", "http", "admin"])
