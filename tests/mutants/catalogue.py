@@ -7,6 +7,7 @@ from mutants import (
     of_inputs,
     of_models,
     of_planning,
+    of_processes,
     of_router,
     of_scaling,
     of_security,
@@ -34,5 +35,6 @@ _MODULES = (
     of_planning,
     of_simulation,
     of_speculation,
+    of_processes,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -423,8 +423,8 @@ MUTANTS = (
     Mutant(
         "a tenant's metrics are its own only",
         "router/observability/exposition.py",
-        'key = "" if viewer.sees_cluster else viewer.name',
-        'key = ""',
+        'name = "" if viewer.sees_cluster else viewer.name',
+        'name = ""',
         ("unit/router/observability/test_exposure.py::test_each_tenant_is_told_of_its_own_use",),
     ),
     Mutant(

@@ -639,9 +639,9 @@ MUTANTS = (
     ),
     Mutant(
         "a router is started again at the same ports",
-        "kvrelay/launch/local_cluster.py",
-        'config = config.model_copy(update={"listen": endpoints.fixed_in(config.listen)})',
-        "pass",
+        "kvrelay/launch/router_group.py",
+        "listen = endpoints.fixed_in(self._config.listen)",
+        "listen = self._config.listen",
         (
             "cluster/shared/test_two_routers.py::"
             "test_a_router_that_is_killed_starts_again_and_its_streams_go_on",

@@ -1,0 +1,64 @@
+"""Safeguards of a router of several processes."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+EXPOSITION = "router/observability/exposition.py"
+SHARED_BUCKET = "router/frontend/shared_bucket.py"
+SEVERAL = "unit/router/test_several_processes.py::"
+
+MUTANTS = (
+    Mutant(
+        "a text in a label is not a family of metrics",
+        EXPOSITION,
+        '_HELP = b"\\n# HELP "',
+        '_HELP = b"# HELP "',
+        (
+            "unit/router/observability/test_joined_texts.py::"
+            "test_has_every_sample_once_and_every_family_once",
+        ),
+    ),
+    Mutant(
+        "series of each process have a label of their own",
+        EXPOSITION,
+        "{PROCESS: str(number)}",
+        "{}",
+        (SEVERAL + "test_any_process_tells_of_all",),
+    ),
+    Mutant(
+        "a tenant sees its own requests of other processes",
+        "router/observability/dashboard.py",
+        "Tenant(viewer, frozenset(roles))",
+        'Tenant(viewer, frozenset({"admin"}))',
+        (SEVERAL + "test_any_process_tells_of_all",),
+    ),
+    Mutant(
+        "the processes of a router share limits",
+        SHARED_BUCKET,
+        "if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:",
+        "if len(state := b'') == _STATE.size:",
+        (
+            "unit/router/frontend/test_shared_bucket.py::"
+            "test_processes_at_the_same_time_admit_what_the_limit_allows",
+            SEVERAL + "test_limits_and_revocation_hold_for_all_processes",
+        ),
+    ),
+    Mutant(
+        "a limit that changes many times admits no more",
+        SHARED_BUCKET,
+        "self._level = min(self._level, per_minute)",
+        "self._level = max(0.0, self._level + per_minute - self.per_minute)",
+        (
+            "unit/router/frontend/test_shared_bucket.py::"
+            "test_processes_that_disagree_on_the_limit_admit_no_more_than_the_larger",
+        ),
+    ),
+    Mutant(
+        "a router shares its ports with its own processes only",
+        "kvrelay/process/shared_port.py",
+        "if int(port):",
+        "if False:",
+        (SEVERAL + "test_a_port_that_another_program_has",),
+    ),
+)
