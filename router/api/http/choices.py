@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -99,10 +100,8 @@ class Choices:
                     f"choice {len(streams) + 1} of {len(completion.requests)}: {error.message}, or "
                     "ask for fewer choices"
                 )
-            if isinstance(error, KvRelayError) and error.field == "guidance":
-                error.field = completion.guidance_field
-            if isinstance(error, KvRelayError) and error.field == "prompt_logprobs":
-                error.field = "logprobs"
+            if isinstance(error, KvRelayError):
+                _name_as_sent(error, completion.guidance_field)
             raise
 
     def __len__(self) -> int:
@@ -268,3 +267,18 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
             raise NotFound(
                 f"this model has no tokenizer to decode tokens; leave {field} out", field=field
             )
+
+
+def _name_as_sent(error: KvRelayError, guidance_field: str) -> None:
+    """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon may be
+    the client's own.
+    """
+    names = {"token_ids": "prompt", "prompt_logprobs": "logprobs"}
+    if guidance_field:
+        names["guidance"] = guidance_field
+    own, colon, rest = error.message.partition(": ")
+    for name, sent in names.items():
+        own = re.sub(rf"\b{name}\b", sent, own)
+    error.message = own + colon + rest
+    if error.field is not None:
+        error.field = names.get(error.field, error.field)
