@@ -81,7 +81,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
         found = _with_folder(sections, folder)
         policy = _policy(found, folder if from_file else Path(), file, from_file, at)
         found = found.model_copy(update={"autoscaling": policy})
-        size: KeyPath = (*at, "decode", "replicas")
+        size = file.written((*at, "decode", "replicas"))
         is_option = key_text(size) in overrides
         _check_somebody_decodes(
             found, f"{'--decode' if is_option else file.where(size)}: {key_text(size)}"
@@ -152,13 +152,13 @@ def _policy(
         # isfile returns False also for a path that no file can have.
         if os.path.isfile(policy):
             raise
-        loc = (*at, "autoscaling")
+        loc = file.written((*at, "autoscaling"))
         where = f"{file.where(loc)}: {key_text(loc)}" if from_file else "option: autoscaling"
         raise ConfigError(f"{where}: {error.message}"[:_MAX_MESSAGE]) from None
     if (rules.rebalance or rules.standby) and (bound := sections.bound_to_pools) is not None:
         key, what = bound
         given = sections.prefill.model_fields_set
-        loc = (*at, "prefill" if key in given else "decode", key)
+        loc = file.written((*at, "prefill" if key in given else "decode", key))
         cause, without = (
             ("rebalance: true, which moves workers between the pools", "rebalance: false")
             if rules.rebalance
@@ -288,8 +288,8 @@ def validated(
         return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
     except ValidationError as error:
         found: dict[KeyPath, ErrorDetails] = {}
-        for one in error.errors(include_url=False):
-            found.setdefault(_loc(one), one)
+        for one in _causes(error.errors(include_url=False), kind):
+            found.setdefault(file.written(_loc(one)), one)
         first, *others = (
             _problem(loc, _explain(found[loc], kind, show_values), file, overrides.get(loc))
             for loc in sorted(found, key=file.line)
@@ -298,6 +298,17 @@ def validated(
         for other in others[:_MAX_OTHERS]:
             problem.add_note(f"also {other}")
         raise problem from None
+
+
+def _causes(errors: list[ErrorDetails], kind: type[BaseModel]) -> list[ErrorDetails]:
+    """Returns the errors without those for missing keys that are there under a similar name."""
+    meant = {
+        (*one["loc"][:-1], near)
+        for one in errors
+        if one["type"] == "extra_forbidden"
+        for near in _near(one["loc"], kind)
+    }
+    return [one for one in errors if one["type"] != "missing" or one["loc"] not in meant]
 
 
 def _problem(loc: KeyPath, message: str, file: YamlFile, dotted: str | None) -> str:
@@ -321,7 +332,7 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
     match error["type"]:
         case "extra_forbidden":
             allowed = _keys_at(kind, error["loc"][:-1])
-            nearest = difflib.get_close_matches(str(error["loc"][-1]), allowed, n=1)
+            nearest = _near(error["loc"], kind)
             hint = f"did you mean {nearest[0]}? " if nearest else ""
             return f"unknown key; {hint}allowed are {', '.join(allowed)}"
         case "value_error":
@@ -363,6 +374,11 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
         nearest = difflib.get_close_matches(str(given), allowed, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else hint
     return f"{text}, not {_shown(given)}{hint}"
+
+
+def _near(loc: KeyPath, kind: type[BaseModel]) -> list[str]:
+    """Returns the key that an unknown key may stand for, if there is one."""
+    return difflib.get_close_matches(str(loc[-1]), _keys_at(kind, loc[:-1]), n=1)
 
 
 def _shown(value: object) -> str:

@@ -109,9 +109,10 @@ class ModelSections(Section):
             chunk = self.pool(pool).chunk_tokens
             size = self.pool_kv(pool).block_size
             if chunk < size:
-                raise ValueError(
-                    f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}; set "
-                    f"{pool}.chunk_tokens to at least {size}"
+                raise BadValue(
+                    f"{chunk} is below kv.block_size {size}; set it to {size} or more, or a "
+                    "smaller kv.block_size",
+                    (pool, "chunk_tokens"),
                 )
         return self
 

@@ -72,6 +72,13 @@ class YamlFile:
                 return self.lines[loc[:length]]
         return 1
 
+    def written(self, loc: KeyPath) -> KeyPath:
+        """Returns the place of a value in the file. One of `models` may be that at the top."""
+        match loc:
+            case ("models", _, *rest) if loc not in self.lines and tuple(rest) in self.lines:
+                return tuple(rest)
+        return loc
+
     def where(self, loc: KeyPath) -> str:
         """Returns FILE:LINE of the key; empty if there is no file."""
         return f"{self.name}:{self.line(loc)}" if self.name else ""

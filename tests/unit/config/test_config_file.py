@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvrelay.cli.options.cluster import OWN_CLUSTER
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
+from kvrelay.config.model_sections import ModelSections
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.security import KeyPairConfig, SecurityConfig
 from kvrelay.config.tokens_file import load_tokens
@@ -455,6 +456,26 @@ def test_a_bad_file_is_refused_with_its_line(
         load_config(path)
     assert caught.value.message.startswith(f"{path}:{line}: {says}"), caught.value.message
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        one
+        for one in BAD_CONFIGS.values()
+        if re.split(r"[.:\[]", one[2])[0] in ModelSections.model_fields
+    ],
+)
+def test_a_bad_value_that_two_models_inherit_is_told_once_with_its_line(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"{text}\nmodels:\n  a: {{model: {{name: a}}}}\n  b: {{model: {{name: b}}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.message.startswith(f"{path}:{line}: {says}"), caught.value.message
+    told = [caught.value.message, *getattr(caught.value, "__notes__", ())]
+    assert not [one for one in told if "models." in one]
 
 
 @pytest.mark.parametrize(("text", "line", "says"), BAD_POLICIES.values(), ids=BAD_POLICIES.keys())

@@ -34,6 +34,11 @@ BAD = {
         4,
         "tenants[0].token: unknown key; allowed are name, tokens_sha256, roles,",
     ),
+    "a key nearly right": (
+        f"tenants:\n  - name: a\n    token_sha256: [{A}]\n",
+        3,
+        "tenants[0].token_sha256: unknown key; did you mean tokens_sha256? allowed are name,",
+    ),
     "no tokens": ("tenants:\n  - name: a\n    tokens_sha256: "
                   "[]\n", 3, "tenants[0].tokens_sha256: has 0 entries"),
     "a token in plain words": (
