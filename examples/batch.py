@@ -4,7 +4,7 @@
 
 Each line of the prompts is {"prompt": ..., and other arguments of `generate`}. Each answer is
 written when it is ready, with the number of its line, from 1. A request that fails produces a line
-with its error; the other requests continue.
+with its error; the others continue, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import kvrelay
 AT_ONCE = 16
 
 
-async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> str:
+async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> dict[str, int]:
     """Answers numbered lines and writes the answers to `out`. Returns how many there are."""
     written = {"text": 0, "error": 0}
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
@@ -37,13 +37,12 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> str:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
                 written["error" if "error" in row else "text"] += 1
                 out.write(json.dumps(row) + "\n")
-                # Keeps finished answers if the program is killed.
-                out.flush()
+                out.flush()  # keeps finished answers if the program is killed
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(work())
-    return "{text} answers and {error} errors".format(**written)
+    return written
 
 
 if __name__ == "__main__":
@@ -57,4 +56,5 @@ if __name__ == "__main__":
             found = asyncio.run(answer_all(enumerate(source, 1), target))
     except OSError as error:
         sys.exit(str(error))
-    print(f"{found} are in {sys.argv[2]}.")
+    print("{text} answers and {error} errors are in".format(**found), f"{sys.argv[2]}.")
+    sys.exit(found["error"] > 0)

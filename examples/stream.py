@@ -37,3 +37,6 @@ if __name__ == "__main__":
         main(" ".join(sys.argv[1:]) or PROMPT)
     except kvrelay.KvRelayError as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    except BrokenPipeError:
+        # Whoever reads the output, such as head, has ended. Nothing is left to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ from router.runtime.loop_slices import LoopSlices
 from router.runtime.pool_changes import follow_changes
 from router.runtime.worker_directory import RouterRegistry
 from router.siblings import Siblings
+
+# Time between two questions to the other processes of this router.
+LEARN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +127,12 @@ class ServedModel:
             clock,
             context.troubles,
         )
+        self._clock = clock
         self._siblings = context.siblings
-        self._topic = f"traffic of {self.name}"
-        self._siblings.answer(self._topic, self._answer)
+        self._traffic_topic = f"traffic of {self.name}"
+        self._quarantine_topic = f"quarantine of {self.name}"
+        self._siblings.answer(self._traffic_topic, self._own_traffic)
+        self._siblings.answer(self._quarantine_topic, self._own_quarantine)
         self.view = ClusterView(
             self.driver, loaded.registry, self._heartbeat, self._traffic, self.name, config
         )
@@ -147,11 +154,21 @@ class ServedModel:
 
     async def _traffic(self) -> RouterTraffic:
         """Returns the traffic of all processes of this router."""
-        others = await self._siblings.ask(self._topic)
+        others = await self._siblings.ask(self._traffic_topic)
         return RouterTraffic((self._heartbeat.traffic(), *map(Traffic.from_json, others)))
 
-    async def _answer(self) -> bytes:
+    async def _own_traffic(self) -> bytes:
         return self._heartbeat.traffic().to_json()
+
+    async def _own_quarantine(self) -> bytes:
+        return json.dumps(self.driver.dispatcher.quarantine.known(self._clock.now())).encode()
+
+    async def _learn_quarantine(self) -> None:
+        """Adds what the other processes of this router have in quarantine, again and again."""
+        while self._siblings.number is not None:
+            for known in await self._siblings.ask(self._quarantine_topic):
+                self.driver.dispatcher.quarantine.learn(json.loads(known))
+            await asyncio.sleep(LEARN_S)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -162,6 +179,7 @@ class ServedModel:
                 self.page.run(),
                 self.adapters.run(),
                 follow_changes(self.registry, self.driver),
+                self._learn_quarantine(),
             ):
                 tasks.create_task(one)
 

@@ -27,6 +27,7 @@ from router.frontend.model_card import ModelCard
 from router.frontend.tokenization import Text
 from router.main import run_router
 from router.served_model import LoadedModel
+from router.siblings import Place, Siblings
 
 DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
 
@@ -191,6 +192,7 @@ async def running_router(
     decode: int = 1,
     tokens_file: Path | None = None,
     folder: str = DEMO,
+    place: Place | None = None,
     **router: object,
 ) -> AsyncIterator[RouterHarness]:
     """A router with workers prefill-0.. and decode-0.., which are all ready."""
@@ -201,7 +203,7 @@ async def running_router(
     text = Text.load(folder)
     card = ModelCard.load(folder, config.model)
     loaded = LoadedModel(config, registry, card, text)
-    task = asyncio.create_task(_run(config, loaded, line, stop))
+    task = asyncio.create_task(_run(config, loaded, line, stop, place))
     harness = RouterHarness(registry, {}, stop, task)
     try:
         for number in range(prefill):
@@ -225,14 +227,20 @@ async def running_router(
 
 
 async def _run(
-    config: ClusterConfig, loaded: LoadedModel, line: asyncio.Future[str], stop: StopRequest
+    config: ClusterConfig,
+    loaded: LoadedModel,
+    line: asyncio.Future[str],
+    stop: StopRequest,
+    place: Place | None,
 ) -> None:
     with patch.object(guidance_check, "GrammarTrial", KeptTrial.of):
-        await run_router(config, [loaded], line.set_result, stop)
+        await run_router(config, [loaded], line.set_result, stop, Siblings(place))
 
 
 @asynccontextmanager
-async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[dict[str, str]]:
+async def router_before(
+    config: ClusterConfig, registry: Any, place: Place | None = None
+) -> AsyncIterator[dict[str, str]]:
     """A router in this process for the workers of a registry; yields the addresses it tells: grpc,
     http, admin.
     """
@@ -240,7 +248,8 @@ async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[d
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     card = ModelCard.load(config.model.path, config.model)
     loaded = LoadedModel(config, registry, card, text)
-    task = asyncio.create_task(run_router(config, [loaded], line.set_result, stop))
+    siblings = Siblings(place)
+    task = asyncio.create_task(run_router(config, [loaded], line.set_result, stop, siblings))
     task.add_done_callback(lambda _: line.done() or line.cancel())
     try:
         yield dict(word.split("=", 1) for word in (await line).split()[2:])

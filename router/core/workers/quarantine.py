@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
+from operator import itemgetter
 
 from kvrelay.errors import FailedPrecondition
 from router.core.request import Request
@@ -21,7 +23,7 @@ class Quarantine:
 
     A request is identified by a hash of tenant, adapter, prompt and sampling. The hash excludes the
     seed, because a generated seed differs each time. Each router has its own quarantine, so a
-    poison request costs two workers per router.
+    poison request costs two workers per router. The processes of one router learn from each other.
     """
 
     def __init__(self) -> None:
@@ -39,10 +41,23 @@ class Quarantine:
         if len(self._until) > MOST:
             self._until.popitem(last=False)
 
+    def known(self, now: float) -> dict[str, float]:
+        """Returns the hashes in quarantine, in hexadecimal, and until when on a clock that the
+        processes of this router have in common.
+        """
+        self._expire(now)
+        return {name.hex(): until for name, until in self._until.items()}
+
+    def learn(self, known: Mapping[str, float]) -> None:
+        """Adds what another process of this router has in quarantine."""
+        for name, until in known.items():
+            self._until.setdefault(bytes.fromhex(name), until)
+        in_order = sorted(self._until.items(), key=itemgetter(1))
+        self._until = OrderedDict(in_order[-MOST:])
+
     def check(self, request: Request, now: float) -> None:
         """Raises FailedPrecondition if the request is in quarantine."""
-        while self._until and next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
+        self._expire(now)
         if not self._until:
             return
         until = self._until.get(_name(request))
@@ -52,6 +67,10 @@ class Quarantine:
                 f"quarantine and rejected for another {math.ceil(until - now)} s; change the "
                 "request, and report it to the operator"
             )
+
+    def _expire(self, now: float) -> None:
+        while self._until and next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
 
 
 def _name(request: Request) -> bytes:

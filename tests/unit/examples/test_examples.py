@@ -19,7 +19,9 @@ FOLDER = Path(__file__).resolve().parents[3] / "examples"
 Environment = dict[str, str]
 
 
-def run(environment: Environment, program: str, *arguments: str, text: str = "") -> str:
+def run(
+    environment: Environment, program: str, *arguments: str, text: str = "", code: int = 0
+) -> str:
     done = subprocess.run(
         [sys.executable, str(FOLDER / program), *arguments],
         env=environment,
@@ -28,7 +30,7 @@ def run(environment: Environment, program: str, *arguments: str, text: str = "")
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout + done.stderr
     return done.stdout
 
 
@@ -63,13 +65,25 @@ def test_errors(environment: Environment) -> None:
     ]
 
 
+def test_a_stream_into_a_program_that_ends(environment: Environment) -> None:
+    program = f"{sys.executable} {FOLDER / 'stream.py'}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {program} | head -c 1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (len(done.stdout), done.stderr) == (1, "")
+
+
 def test_batch(environment: Environment, tmp_path: Path) -> None:
     rows = [{"prompt": f"Story {number}:", "max_tokens": 4} for number in range(20)]
     rows[7] = {"prompt": "x", "max_tokens": -1}
     rows[8] = {"prompt": "x", "no_such_option": 1}
     source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
-    shown = run(environment, "batch.py", str(source), str(target))
+    shown = run(environment, "batch.py", str(source), str(target), code=1)
     assert shown == f"18 answers and 2 errors are in {target}.\n"
     answers = sorted(
         (json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"]

@@ -6,11 +6,19 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 from support.fake_worker import Running, answer
-from support.router_harness import RouterHarness, inference_stub, running_router
+from support.router_harness import (
+    DEMO,
+    RouterHarness,
+    cluster_config,
+    inference_stub,
+    router_before,
+    running_router,
+)
 from support.tcp_proxy import proxy_to
 
 from kvrelay.errors import FailedPrecondition, Internal
@@ -23,6 +31,8 @@ from kvrelay.wire.inference import (
     response_from_proto,
 )
 from kvrelay.wire.status import error_from_rpc
+from router import served_model
+from router.siblings import Place
 
 SHORT = (11, 12, 13)
 
@@ -102,6 +112,35 @@ async def test_a_poisonous_request_is_stopped_and_those_beside_it_are_unharmed(
             await tokens(stub, ask("again", 60, (99, 98)))
         killer.cancel()
         assert len(await killer) == workers
+
+
+async def test_a_poisonous_request_costs_the_processes_of_a_router_no_more_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_model, "LEARN_S", 0.02)
+    first, second = (Place(tmp_path, number, 2) for number in range(2))
+    config = cluster_config(prefill=0, decode=2)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": DEMO})})
+    async with (
+        running_router(prefill=0, decode=2, place=first) as router,
+        router_before(config, router.registry, second) as other,
+        inference_stub(router.grpc) as stub,
+        inference_stub(other["grpc"]) as elsewhere,
+    ):
+        killer = asyncio.create_task(dies_of(router, "poison", 0))
+        with pytest.raises(Internal, match="2 workers crashed"):
+            await tokens(stub, ask("poison", 60, (99, 98)))
+        # Another of the same tenant tells when the other process has learnt it.
+
+        async def again() -> None:
+            while True:
+                await tokens(elsewhere, ask("again", 60, (99, 98)))
+
+        with pytest.raises(FailedPrecondition, match="quarantine"):
+            await asyncio.wait_for(again(), 20)
+        assert await tokens(elsewhere, ask("else", 8)) == answer(SHORT, 7, 8)
+        killer.cancel()
+        assert len(await killer) == 2
 
 
 async def test_a_worker_that_hears_and_is_not_heard_is_left_and_found_again() -> None:

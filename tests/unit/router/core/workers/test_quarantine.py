@@ -38,6 +38,26 @@ def test_others_are_not(other: Request) -> None:
     quarantine.check(other, 1.0)
 
 
+def test_processes_learn_from_each_other() -> None:
+    one, other = Quarantine(), Quarantine()
+    for number in range(3):
+        one.add(replace(POISON, token_ids=(number,)), float(number))
+        other.add(replace(POISON, token_ids=(number + 1,)), 10.0 + number)
+    other.learn(one.known(5.0))
+    assert len(other) == 4
+    with pytest.raises(FailedPrecondition, match="another 5 s"):
+        other.check(replace(POISON, token_ids=(0,)), QUARANTINE_S - 5)
+    # What both know ends as each began it, and in this order.
+    other.check(replace(POISON, token_ids=(0,)), QUARANTINE_S)
+    assert len(other) == 3
+    assert other.known(QUARANTINE_S + 11.0).keys() < one.known(0.0).keys() | other.known(0.0).keys()
+    assert len(other) == 1
+    for number in range(MOST):
+        one.add(replace(POISON, token_ids=(9, number)), 100.0)
+    other.learn(one.known(100.0))
+    assert len(other) == MOST
+
+
 def test_it_remembers_no_more_than_its_bound() -> None:
     quarantine = Quarantine()
     for number in range(MOST + 10):
