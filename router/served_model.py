@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,20 +153,20 @@ class ServedModel:
 
     async def _traffic(self) -> RouterTraffic:
         """Returns the traffic of all processes of this router."""
-        others = await self._siblings.ask(self._traffic_topic)
-        return RouterTraffic((self._heartbeat.traffic(), *map(Traffic.from_json, others)))
+        others = await self._siblings.ask(self._traffic_topic, Traffic.from_json)
+        return RouterTraffic((self._heartbeat.traffic(), *others))
 
     async def _own_traffic(self) -> bytes:
         return self._heartbeat.traffic().to_json()
 
     async def _own_quarantine(self) -> bytes:
-        return json.dumps(self.driver.dispatcher.quarantine.known(self._clock.now())).encode()
+        return self.driver.dispatcher.quarantine.known(self._clock.now())
 
     async def _learn_quarantine(self) -> None:
         """Adds what the other processes of this router have in quarantine, again and again."""
         while self._siblings.number is not None:
-            for known in await self._siblings.ask(self._quarantine_topic):
-                self.driver.dispatcher.quarantine.learn(json.loads(known))
+            quarantine = self.driver.dispatcher.quarantine
+            await self._siblings.ask(self._quarantine_topic, quarantine.learn)
             await asyncio.sleep(LEARN_S)
 
     async def run(self) -> None:

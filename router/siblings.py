@@ -3,6 +3,8 @@
 Each process answers at a Unix socket in a folder of the router, which only this user can enter. A
 question is a line of JSON, `[TOPIC, {...}]`, and the answer is everything until the end of the
 connection. An answer is empty if the process does not know the topic.
+
+The other processes may be of another version, where the program was replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvrelay.errors import ConfigError
 from kvrelay.process.telemetry import get_logger
 
-# A process that takes longer, for example because it starts, is left out.
+# A process that takes longer, for example because it starts, has its last answer.
 ANSWER_S = 0.5
-_MAX_QUESTION = 2**16
+# For so long. Later it is left out.
+LAST_ANSWER_S = 10.0
+# Limits of a question and of an answer.
+MAX_QUESTION = 2**16
+MAX_ANSWER = 2**24
 
+T = TypeVar("T")
 Answer = Callable[..., Awaitable[bytes]]
 
 log = get_logger("router.siblings")
@@ -66,6 +74,10 @@ class Siblings:
     def __init__(self, place: Place | None = None) -> None:
         self._place = place
         self._answers: dict[str, Answer] = {}
+        # When it came, and the last answer, by the socket of the process and the question.
+        self._last: dict[tuple[str, bytes], tuple[float, bytes]] = {}
+        # Topics of which it has been told.
+        self._not_understood: set[str] = set()
 
     @property
     def number(self) -> int | None:
@@ -83,13 +95,47 @@ class Siblings:
         """
         self._answers[topic] = answer
 
-    async def ask(self, topic: str, **fields: object) -> list[bytes]:
-        """Returns the answers of the processes that give one within ANSWER_S, by their numbers."""
+    async def ask(self, topic: str, read: Callable[[bytes], T], **fields: object) -> list[T]:
+        """Returns the answers of the other processes, by their numbers, as `read` understands them.
+
+        For a process that gives none within ANSWER_S, this is its last one for LAST_ANSWER_S, so
+        that sums do not drop while it is busy. A process is left out if `read` fails.
+        """
         if self._place is None:
             return []
         question = json.dumps([topic, fields]).encode() + b"\n"
-        answers = await asyncio.gather(*(_ask(one, question) for one in self._place.others))
-        return [one for one in answers if one]
+        await asyncio.gather(*(self._ask(one, question) for one in self._place.others))
+        now = asyncio.get_running_loop().time()
+        self._last = {key: one for key, one in self._last.items() if now - one[0] < LAST_ANSWER_S}
+        texts = (self._last.get((path, question)) for path in self._place.others)
+        answers = (self._read(topic, one[1], read) for one in texts if one is not None and one[1])
+        return [one for one in answers if one is not None]
+
+    async def _ask(self, path: str, question: bytes) -> None:
+        """Keeps the answer. An empty one means that the process knows no answer."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(path, limit=MAX_ANSWER)
+                with closing(writer):
+                    writer.write(question)
+                    text = await _whole(reader)
+        except TimeoutError:
+            return
+        except OSError:
+            # It has ended.
+            self._last.pop((path, question), None)
+            return
+        self._last[path, question] = asyncio.get_running_loop().time(), text
+
+    def _read(self, topic: str, text: bytes, read: Callable[[bytes], T]) -> T | None:
+        try:
+            return read(text)
+        except Exception:
+            # Whatever another program wrote, this process goes on without it.
+            if topic not in self._not_understood:
+                self._not_understood.add(topic)
+                log.exception("sibling_not_understood", topic=topic)
+            return None
 
     async def run(self) -> None:
         """Answers until cancelled."""
@@ -99,28 +145,32 @@ class Siblings:
         with suppress(FileNotFoundError):
             # Of an earlier process with this number.
             os.unlink(path)
-        server = await asyncio.start_unix_server(self._serve, path, limit=_MAX_QUESTION)
+        server = await asyncio.start_unix_server(self._serve, path, limit=MAX_QUESTION)
         async with server:
             await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
             try:
-                topic, fields = json.loads(await reader.readline())
-                if topic in self._answers:
-                    writer.write(await self._answers[topic](**fields))
-                await writer.drain()
-            # Another version of this program asks, or a process that has ended meanwhile.
-            except (ValueError, TypeError, OSError) as error:
-                log.warning("sibling_not_answered", reason=str(error))
+                if question := await reader.readline():
+                    writer.write(await self._answer(question))
+                    await writer.drain()
+            except OSError:
+                # The other process has stopped waiting.
+                return
+            except (RecursionError, TypeError, ValueError) as error:
+                log.warning("sibling_not_answered", reason=str(error)[:200])
+
+    async def _answer(self, question: bytes) -> bytes:
+        topic, fields = json.loads(question)
+        return await self._answers[topic](**fields) if topic in self._answers else b""
 
 
-async def _ask(path: str, question: bytes) -> bytes:
-    """Returns the answer, empty if there is none in time."""
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_unix_connection(path)
-            with closing(writer):
-                writer.write(question)
-                return await reader.read()
-    return b""
+async def _whole(reader: asyncio.StreamReader) -> bytes:
+    """Reads up to the end. Raises OSError for more than MAX_ANSWER bytes."""
+    parts: list[bytes] = []
+    while part := await reader.read(2**16):
+        parts.append(part)
+        if sum(map(len, parts)) > MAX_ANSWER:
+            raise OSError("the answer is too long")
+    return b"".join(parts)

@@ -28,6 +28,7 @@ from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
 from router.observability import recent_requests
 from router.observability.history import SAMPLE_S, History, Sample
+from router.observability.recent_requests import read_rows
 from router.observability.status import ClusterView
 from router.observability.traffic import RouterTraffic
 from router.runtime.driver import RECENT, Driver
@@ -122,10 +123,10 @@ class StatusPage:
     async def _requests(self, viewer: Tenant) -> str:
         """Returns the newest requests that the viewer may see, as JSON."""
         others = await self._siblings.ask(
-            self._topic, viewer=viewer.name, roles=sorted(viewer.roles)
+            self._topic, read_rows, viewer=viewer.name, roles=sorted(viewer.roles)
         )
         own = self._own_requests(viewer)
-        return recent_requests.newest((own, *others), RECENT) if others else own
+        return recent_requests.newest((read_rows(own), *others), RECENT) if others else own
 
     async def _answer(self, viewer: str, roles: Sequence[Role]) -> bytes:
         return self._own_requests(Tenant(viewer, frozenset(roles))).encode()

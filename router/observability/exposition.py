@@ -62,7 +62,7 @@ class Exposition:
         name = "" if viewer.sees_cluster else viewer.name
         if (known := self._texts.get(name)) is not None:
             return known
-        others = await self._siblings.ask(_TOPIC, name=name)
+        others = await self._siblings.ask(_TOPIC, _checked, name=name)
         return self._texts.made(name, lambda: self._whole(name, others))
 
     def _whole(self, name: str, others: Sequence[bytes]) -> bytes:
@@ -138,6 +138,13 @@ class _Merged(CollectorRegistry):
                     one._replace(labels={**one.labels, **self._extra}) for one in family.samples
                 ]
         return families.values()
+
+
+def _checked(text: bytes) -> bytes:
+    """Returns the text of another process. Raises ValueError unless it looks like one."""
+    if not text.startswith(_HELP[1:]) or not text.endswith(b"\n"):
+        raise ValueError("not a text of metrics")
+    return text
 
 
 def joined(texts: Sequence[bytes]) -> bytes:

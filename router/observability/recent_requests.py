@@ -8,6 +8,7 @@ import json
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from kvrelay.tenants import Tenant
@@ -65,10 +66,16 @@ def may_see(viewer: Tenant, owner: str) -> bool:
     return viewer.name == owner or "admin" in viewer.roles
 
 
-def newest(lists: Iterable[str | bytes], limit: int) -> str:
-    """Returns the `limit` newest of several JSON lists of requests, whose clocks are the same."""
-    rows = [row for text in lists for row in json.loads(text)]
-    rows.sort(key=lambda one: one["at"], reverse=True)
+def read_rows(text: str | bytes) -> list[Json]:
+    """Reads what `Rows.json` returned. Raises ValueError, TypeError or KeyError for anything
+    else.
+    """
+    return [row | {"at": float(row["at"])} for row in json.loads(text)]
+
+
+def newest(lists: Iterable[list[Json]], limit: int) -> str:
+    """Returns the `limit` newest of several lists of requests, whose clocks are the same."""
+    rows = sorted(chain.from_iterable(lists), key=lambda one: one["at"], reverse=True)
     return json.dumps(rows[:limit], separators=(",", ":"))
 
 

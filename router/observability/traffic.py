@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from kvrelay.percentiles import percentile
 from kvrelay.types.control_plane import RouterLoad
@@ -76,24 +77,29 @@ class Traffic:
 
     def to_json(self) -> bytes:
         """For another process of this router."""
-        told = replace(
-            self,
-            load=replace(self.load, recent=()),
-            ttft=self.ttft.thinned(),
-            itl=self.itl.thinned(),
-        )
-        return json.dumps(asdict(told)).encode()
+        load = {
+            name: getattr(self.load, name) for name in ("router_id", "certificate_note", *_SUMS)
+        }
+        latencies = {name: asdict(getattr(self, name).thinned()) for name in ("ttft", "itl")}
+        return json.dumps({"load": load, "totals": self.totals, **latencies}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Traffic:
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote, without the percentiles of the load. Raises an Exception for
+        anything else.
+        """
         parts = json.loads(text)
-        load = RouterLoad(**parts["load"] | {"recent": ()})
-        ttft, itl = (
-            Latencies(tuple(parts[name]["values"]), parts[name]["weight"])
-            for name in ("ttft", "itl")
+        load = parts["load"]
+        counts: dict[str, Any] = {name: int(load[name]) for name in _SUMS}
+        note = str(load["certificate_note"])
+        return cls(
+            RouterLoad(str(load["router_id"]), certificate_note=note, **counts),
+            {str(name): int(total) for name, total in parts["totals"].items()},
+            *(
+                Latencies(tuple(map(float, one["values"])), float(one["weight"]))
+                for one in (parts["ttft"], parts["itl"])
+            ),
         )
-        return cls(load, parts["totals"], ttft, itl)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from operator import itemgetter
@@ -41,17 +41,19 @@ class Quarantine:
         if len(self._until) > MOST:
             self._until.popitem(last=False)
 
-    def known(self, now: float) -> dict[str, float]:
-        """Returns the hashes in quarantine, in hexadecimal, and until when on a clock that the
+    def known(self, now: float) -> bytes:
+        """Returns, for `learn`, what is in quarantine and until when, on the clock that the
         processes of this router have in common.
         """
         self._expire(now)
-        return {name.hex(): until for name, until in self._until.items()}
+        return json.dumps({name.hex(): until for name, until in self._until.items()}).encode()
 
-    def learn(self, known: Mapping[str, float]) -> None:
-        """Adds what another process of this router has in quarantine."""
-        for name, until in known.items():
-            self._until.setdefault(bytes.fromhex(name), until)
+    def learn(self, known: bytes) -> None:
+        """Adds what another process of this router has in quarantine. Raises ValueError, TypeError
+        or AttributeError for what `known` has not written.
+        """
+        learnt = {bytes.fromhex(name): float(until) for name, until in json.loads(known).items()}
+        self._until = OrderedDict(learnt | self._until)
         in_order = sorted(self._until.items(), key=itemgetter(1))
         self._until = OrderedDict(in_order[-MOST:])
 

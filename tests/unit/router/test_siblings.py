@@ -11,6 +11,7 @@ import pytest
 
 from kvrelay.errors import ConfigError
 from router import siblings
+from router.observability.traffic import Traffic
 from router.siblings import Place, Siblings
 
 
@@ -47,12 +48,62 @@ async def test_answers_of_all_others_in_their_order(tmp_path: Path) -> None:
     async with running(*(one.run() for one in group)):
         for place in places:
             await listening(place, place.number)
-        assert await group[1].ask("name", word="é\n") == ["0 é\n".encode(), "2 é\n".encode()]
-        assert await group[1].ask("unknown") == []
+        assert await group[1].ask("name", bytes, word="é\n") == ["0 é\n".encode(), "2 é\n".encode()]
+        assert await group[1].ask("unknown", bytes) == []
         # Of another version.
-        assert await group[1].ask("name", words=1) == []
-        assert await group[0].ask("name", word="x") == [b"1 x", b"2 x"]
-    assert await group[0].ask("name", word="x") == []
+        assert await group[1].ask("name", bytes, words=1) == []
+        assert await group[0].ask("name", bytes, word="x") == [b"1 x", b"2 x"]
+    assert await group[0].ask("name", bytes, word="x") == []
+
+
+async def test_one_that_is_busy_has_its_last_answer_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(siblings, "ANSWER_S", 0.05)
+    asking, answering = (Siblings(Place(tmp_path, number, 2)) for number in range(2))
+    free = asyncio.Event()
+    free.set()
+
+    async def answer(word: str) -> bytes:
+        await free.wait()
+        return word.encode()
+
+    answering.answer("name", answer)
+    async with running(answering.run()):
+        await listening(Place(tmp_path, 0, 2), 1)
+        async with asyncio.timeout(20):
+            # Until it answers in this short time.
+            while await asking.ask("name", bytes, word="x") != [b"x"]:
+                await asyncio.sleep(0)
+        free.clear()
+        assert await asking.ask("name", bytes, word="x") == [b"x"]
+        assert await asking.ask("name", bytes, word="y") == [], "another question"
+        monkeypatch.setattr(siblings, "LAST_ANSWER_S", 0.0)
+        assert await asking.ask("name", bytes, word="x") == []
+        monkeypatch.undo()
+        free.set()
+        assert await asking.ask("name", bytes, word="x") == [b"x"]
+    # It has ended.
+    assert await asking.ask("name", bytes, word="x") == []
+
+
+async def test_answers_that_are_too_long_or_not_understood_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(siblings, "MAX_ANSWER", 1000)
+    asking, answering = (Siblings(Place(tmp_path, number, 2)) for number in range(2))
+
+    async def answer(size: int) -> bytes:
+        return b"1" * size
+
+    answering.answer("name", answer)
+    async with running(answering.run()):
+        await listening(Place(tmp_path, 0, 2), 1)
+        assert await asking.ask("name", len, size=1000) == [1000]
+        assert await asking.ask("name", len, size=1001) == []
+        for _ in range(2):
+            assert await asking.ask("name", Traffic.from_json, size=9) == []
+        assert await asking.ask("name", int, size=3) == [111]
 
 
 async def test_a_router_of_one_process_has_none() -> None:
@@ -60,7 +111,7 @@ async def test_a_router_of_one_process_has_none() -> None:
     alone.answer("name", echo)
     await alone.run()
     assert alone.number is None
-    assert await alone.ask("name") == []
+    assert await alone.ask("name", bytes) == []
 
 
 @pytest.mark.parametrize("said", [b"", b"half of it", None])
@@ -84,14 +135,25 @@ async def test_one_that_does_not_answer_is_left_out(
     server = await asyncio.start_unix_server(other, places[0].socket(1))
     async with running(answering.run()), server:
         await listening(places[0], 2)
-        assert await asking.ask("name") == [b"{}"]
+        assert await asking.ask("name", bytes) == [b"{}"]
         assert len(asked) == 1
         for one in asked:
             one.transport.abort()
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\n", b"[1]\n", b"{}\n", b'["name"]\n', b"[[], {}]\n", b"\xff\n", b"x" * 2**17]
+    "sent",
+    [
+        b"",
+        b"\n",
+        b"[1]\n",
+        b"{}\n",
+        b'["name"]\n',
+        b"[[], {}]\n",
+        b"[" * 30_000 + b"\n",
+        b"\xff\n",
+        b"x" * 2**17,
+    ],
 )
 async def test_any_bytes_leave_it_answering(tmp_path: Path, sent: bytes) -> None:
     places = [Place(tmp_path, number, 2) for number in range(2)]
@@ -104,7 +166,7 @@ async def test_any_bytes_leave_it_answering(tmp_path: Path, sent: bytes) -> None
         writer.write_eof()
         assert await reader.read() == b""
         writer.close()
-        assert await asking.ask("name", a=1) == [b"{'a': 1}"]
+        assert await asking.ask("name", bytes, a=1) == [b"{'a': 1}"]
 
 
 @pytest.mark.parametrize("text", ["", ":", "x", "{}:2", "{}:-1", "{}:x", "/nowhere:0"])
