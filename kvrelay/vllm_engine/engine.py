@@ -83,6 +83,11 @@ class VllmEngine:
             ) from error
 
     @property
+    def model_path(self) -> str:
+        """The folder of the model."""
+        return str(self.config.model_config.model)
+
+    @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence."""
         return int(self.config.model_config.max_model_len)
@@ -143,6 +148,19 @@ class VllmEngine:
         if self._cache_events is None or self.config.cache_config.block_size != cache.block_size:
             return None
         return CachedBlocks(self.blocks.total, cache.hasher)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether layers keep a state of each sequence, like those of state-space models."""
+        return bool(self.config.model_config.has_inner_state)
+
+    @property
+    def warmup_tokens(self) -> int:
+        """Tokens of a prompt that shows whether vLLM has the kernels of the model. vLLM stores the
+        state of a prompt at the ends of blocks, by kernels that a shorter prompt does not need.
+        """
+        wanted = 2 * self.config.cache_config.block_size + 1 if self.keeps_state else 32
+        return min(wanted, self.max_model_len - 2)
 
     def warm_up(self, tokens: Sequence[int]) -> None:
         """Runs a request of vLLM's own, so that no other waits for kernels to compile."""

@@ -41,13 +41,13 @@ def engine_config(config: ClusterConfig, pool: PoolName, model_path: str) -> Any
             "model or engine_args, or choose another model"
         ) from error
     if made.model_config.is_multimodal_model:
-        _text_only(made.model_config)
+        text_only(made.model_config)
     if hands_over(config, pool):
-        _check_handoff(made, config.pool_kv(pool).block_size, model_path)
+        check_handoff(made, config.pool_kv(pool).block_size, model_path)
     return made
 
 
-def _text_only(model: Any) -> None:
+def text_only(model: Any) -> None:
     """Takes back what vLLM prepares for images: where there is a KV connector it expects their
     embeddings, and loads the image processor. It wants a tokenizer even so.
     """
@@ -73,7 +73,7 @@ def _import_model(model_path: str) -> None:
                 ) from error
 
 
-def _check_handoff(made: Any, block_size: int, model_path: str) -> None:
+def check_handoff(made: Any, block_size: int, model_path: str) -> None:
     """Raises ModelRefused for layers with a state, and ConfigError for another block size."""
     model = made.model_config
     if model.is_hybrid or model.is_attention_free or model.has_inner_state:
@@ -104,5 +104,6 @@ def reason(error: Exception) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
-        return " ".join(lines[1:3]).partition(" [type=")[0][:300].rstrip(". ")
+        said = " ".join(lines[1:3]).partition(" [type=")[0]
+        return said.removeprefix("Value error, ")[:300].rstrip(". ")
     return first_line(error).rstrip(". ")
