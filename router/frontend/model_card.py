@@ -79,7 +79,7 @@ class ModelCard:
             if ask is not None and not {found, "vocab_size"} <= text.keys():
                 text, found = {**text, **ask(folder)}, _LIMITS[0]
             vocab_size = _count(text, "vocab_size")
-            limit = _longest(text, found, config.max_model_len)
+            limit = _longest(text, found, config.max_model_len, path)
             eos = _ids(generation.get("eos_token_id", text.get("eos_token_id")))
             architectures = [
                 str(one)[:_MAX_NAME] for one in model.get("architectures") or ["unknown"]
@@ -119,7 +119,7 @@ def _count(config: Mapping[str, Any], name: str) -> int:
     return number
 
 
-def _longest(config: Mapping[str, Any], name: str, wanted: int | None) -> int:
+def _longest(config: Mapping[str, Any], name: str, wanted: int | None, folder: Path) -> int:
     """Returns the longest sequence of the model in tokens. State-space models have none, and
     `wanted` counts. Raises KeyError, TypeError, ValueError, and ModelRefused if there is neither.
     """
@@ -127,8 +127,8 @@ def _longest(config: Mapping[str, Any], name: str, wanted: int | None) -> int:
         return _count(config, name)
     if wanted is None:
         raise ModelRefused(
-            f"config.json: {name} is null: the model does not say how long a sequence may be; set "
-            "model.max_model_len"
+            f"{folder / 'config.json'}: {name} is null, so the model names no longest sequence; "
+            "set model.max_model_len"
         )
     return wanted
 

@@ -344,8 +344,11 @@ class Fleet:
         """Asks vLLM itself, past what the worker reports: it holds no block and no request."""
         worker.in_vllm = None
         os.kill(worker.pid, signal.SIGUSR2)
-        await self.until(lambda: worker.in_vllm is not None, f"{worker.worker_id} asks vLLM")
-        assert worker.in_vllm == NOTHING_HELD, (worker.worker_id, worker.in_vllm)
+        answered = f"{worker.worker_id} answers for vLLM"
+        await self.until(lambda: worker.in_vllm is not None or not worker.alive, answered)
+        # A worker that drains may have ended meanwhile.
+        held = worker.in_vllm or NOTHING_HELD
+        assert held == NOTHING_HELD, (worker.worker_id, held)
 
     # Faults
 

@@ -27,6 +27,7 @@ SERVED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "idefics3": ({}, TEXT_ONLY),
     "gptq": (HALF, {"dtype": "bfloat16"}),
     "awq": (HALF, {"dtype": "bfloat16"}),
+    "mistral": (LOCAL, {}),
     "granitemoehybrid": (LOCAL, {"enable_prefix_caching": False}),
 }
 
