@@ -36,7 +36,7 @@ test: venv lint
 # Tests of workers on vLLM's CPU build, in an environment of their own: identity, then the fault
 # matrix.
 VLLM_VENV := build/vllm-venv
-VLLM_ROWS := death cancel lease drain repeat network oddities
+VLLM_ROWS := death cancel lease state drain repeat network oddities
 $(VLLM_VENV)/.installed: pyproject.toml scripts/vllm_cpu_environment.py
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python scripts/vllm_cpu_environment.py

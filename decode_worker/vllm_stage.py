@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from decode_worker.stage import DecodeStage
-from kvrelay.protocol_version import KV_INDEX, PROMPT_LOGPROBS
+from kvrelay.vllm_engine.batch import VllmBatch
 from kvrelay.vllm_engine.engine import VllmEngine
-from kvrelay.vllm_engine.exchange import EXCHANGE
 from kvrelay.vllm_engine.model import VllmModel
-from kvrelay.vllm_engine.scheduler import Limits, VllmScheduler
-from kvrelay.vllm_engine.step_loop import VllmStepLoop
 from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad
@@ -22,31 +18,20 @@ class VllmDecodeStage(DecodeStage):
     """Leases staging blocks for hand-offs; vLLM has the batch and its blocks."""
 
     def __init__(self, context: WorkerContext, engine: VllmEngine, model: VllmModel) -> None:
-        self._engine = engine
-        self._model = model
+        self._vllm = VllmBatch(context, engine, model, leaves=False)
+        self.findable, self.lacks = self._vllm.findable, self._vllm.lacks
         super().__init__(context)
 
     def _batch(self) -> tuple[DecodeBatch, Callable[[Reporter], Steps]]:
-        context, engine, model = self._context, self._engine, self._model
-        limits = Limits(
-            model.max_model_len, model.eos_token_ids, engine.budget, engine.blocks.total
-        )
-        scheduler = VllmScheduler(context.cache, EXCHANGE, limits)
-        self.findable = cached = engine.cached_blocks(context.cache)
-        self.lacks = frozenset({PROMPT_LOGPROBS} if cached else {PROMPT_LOGPROBS, KV_INDEX})
-        return scheduler, lambda reporter: VllmStepLoop(
-            context, engine, scheduler, reporter, cached
-        )
+        return self._vllm.scheduler, self._vllm.steps
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError if vLLM holds blocks although it has no sequence."""
-        self._engine.check_blocks(len(self.scheduler))
+        """Checks vLLM's own blocks. Raises IntegrityError."""
+        self._vllm.check_integrity()
 
     def load(self) -> StageLoad:
         """The current load, with vLLM's blocks and the staging blocks."""
-        blocks = self._engine.blocks.with_pool(self._context.cache.pool)
-        return replace(super().load(), blocks=blocks)
+        return self._vllm.with_blocks(super().load())
 
     def _busy_share(self, blocks: float) -> float:
-        own = self._engine.blocks
-        return super()._busy_share(own.held / max(1, own.total))
+        return super()._busy_share(self._vllm.busy_blocks)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvrelay.errors import ModelRefused
+
+# Names that families of multimodal models give to the language model's keys.
+_TEXT = ("text_config", "llm_config", "language_config")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -31,3 +35,13 @@ def read_model_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelRefused(f"{path}: the content is not a JSON object")
     return value
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keys of the language model. config: the content of config.json, which for
+    multimodal models has them in a mapping of their own. Some files keep a part of them outside.
+    """
+    for name in _TEXT:
+        if isinstance(inner := config.get(name), dict):
+            return {**config, **inner}
+    return config

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_files import StoredTensor
+from kvrelay.models.model_json import text_config
 from kvrelay.models.model_shape import model_shape
 from kvrelay.types.kv_layout import DTYPE_BYTES, FLOAT_DTYPES, KvLayout, LayerKv
 
@@ -56,8 +57,9 @@ def longest_sequence(model: Mapping[str, Any], max_model_len: int | None) -> int
     """Returns the tokens of the longest sequence that the model and the configuration allow.
     Returns None for a configuration without the usual keys.
     """
-    limits = [limit for limit in (max_model_len, *_longrope_limits(model)) if limit is not None]
-    limits.append(model.get("max_position_embeddings"))
+    text = text_config(model)
+    limits = [limit for limit in (max_model_len, *_longrope_limits(text)) if limit is not None]
+    limits.append(text.get("max_position_embeddings"))
     return min(limits) if all(map(_is_size, limits)) else None
 
 

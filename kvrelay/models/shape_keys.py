@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay.errors import ModelRefused
+from kvrelay.models.model_json import text_config
 
 # Larger sizes are mistakes.
 _LARGEST = 2**31
@@ -50,13 +51,7 @@ class ShapeKeys:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ShapeKeys:
         """Selects the keys of the text model. Raises ModelRefused if the model is none."""
-        values: Mapping[str, Any] = config
-        for name in ("text_config", "llm_config", "language_config"):
-            inner = config.get(name)
-            if isinstance(inner, dict):
-                # Some files keep a part of the keys outside.
-                values = {**config, **inner}
-                break
+        values = text_config(config)
         model_type = values.get("model_type", "")
         if not isinstance(model_type, str):
             raise ModelRefused(f"config.json: model_type is {model_type!r:.60}, not a name")

@@ -46,6 +46,11 @@ def set_variables() -> None:
             os.environ.setdefault(name, value)
 
 
+def hands_over(config: ClusterConfig, pool: PoolName) -> bool:
+    """Whether the workers of this pool exchange KV with those of the other pool."""
+    return pool == "prefill" or config.prefill.replicas > 0
+
+
 def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> dict[str, Any]:
     """Returns the keywords for vLLM's EngineArgs. engine_args of the pool come last."""
     section, kv = config.pool(pool), config.pool_kv(pool)
@@ -64,6 +69,8 @@ def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> 
         "max_num_batched_tokens": budget,
         "scheduling_policy": "priority",
         "skip_tokenizer_init": True,
+        # Requests bring text alone.
+        "language_model_only": True,
         "trust_remote_code": False,
         "disable_log_stats": True,
         "async_scheduling": False,
@@ -76,6 +83,8 @@ def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> 
         },
         # The worker reads the events in its own process.
         "kv_events_config": {"enable_kv_cache_events": kv.prefix_cache, "publisher": "null"},
+        # Blocks of one kind can be handed over. Layers with a window then keep all tokens.
+        "disable_hybrid_kv_cache_manager": True if hands_over(config, pool) else None,
         **section.engine_args,
     }
 

@@ -17,12 +17,12 @@ from kvrelay.types.kv_layout import KvLayout, LayerKv
 _NAME = {dtype: name for name, dtype in TORCH_DTYPE.items() if dtype.is_floating_point}
 
 
-def layout_of(kv_caches: Mapping[str, torch.Tensor], block_size: int) -> KvLayout:
+def layout_of(kv_caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int) -> KvLayout:
     """Returns the layout of the staging memory: in each layer, the first half of a block's bytes
     as K and the second half as V, whatever they are.
 
-    kv_caches: [blocks, ...] of each layer. Raises ModelRefused for tensors whose blocks are not
-    contiguous, cannot be halved, or have another dtype than the others.
+    kv_caches: [num_blocks, ...] of each layer. Raises ModelRefused for tensors with another first
+    size, whose blocks are not contiguous, cannot be halved, or have another dtype than the others.
     """
     layers = []
     dtypes = {tensor.dtype for tensor in kv_caches.values()}
@@ -31,7 +31,7 @@ def layout_of(kv_caches: Mapping[str, torch.Tensor], block_size: int) -> KvLayou
         raise ModelRefused(f"the hand-off does not support a KV cache of {found}")
     for name, tensor in kv_caches.items():
         values, odd = divmod(tensor[0].numel(), 2 * block_size)
-        if odd or not tensor[0].is_contiguous():
+        if odd or len(tensor) != num_blocks or not tensor[0].is_contiguous():
             raise ModelRefused(f"the hand-off does not support the KV cache of layer {name}")
         layers.append(LayerKv(1, values, values))
     return KvLayout(tuple(layers), block_size, _NAME[dtypes.pop()])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.engine.model.loader import first_line
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.types.workers import PoolName
-from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
 from kvrelay.vllm_engine.cache_events import CacheEvents
 from kvrelay.vllm_engine.cached_blocks import CacheChanges, CachedBlocks
+from kvrelay.vllm_engine.engine_config import engine_config, reason
 from kvrelay.vllm_engine.exchange import EXCHANGE, KEY
 from kvrelay.vllm_engine.version_check import check_version
 from kvrelay.worker.stage import BlockCounts
@@ -69,29 +67,25 @@ class VllmEngine:
 
     @classmethod
     def load(cls, config: ClusterConfig, pool: PoolName, model_path: str) -> VllmEngine:
-        """Starts an engine in this process, which can have only one. Raises ConfigError for
-        arguments that vLLM does not accept, and ModelRefused for a model.
+        """Starts an engine in this process, which can have only one. Raises what `engine_config`
+        raises, and ModelRefused for a model.
         """
-        check_version()
-        set_variables()
-        os.environ["OMP_NUM_THREADS"] = str(config.pool(pool).threads)
-        from vllm.engine.arg_utils import EngineArgs
+        built = engine_config(config, pool, model_path)
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        known = [one.name for one in fields(EngineArgs)]
-        check_names(config.pool(pool).engine_args, known, pool)
-        arguments = engine_arguments(config, pool, model_path)
-        try:
-            parsed = EngineArgs(**arguments)
-            built = parsed.create_engine_config()
-        # vLLM raises many kinds of exceptions for arguments and models.
-        except Exception as error:
-            raise ModelRefused(f"{model_path}: vLLM refuses it: {_reason(error)}") from error
         try:
             make = partial(LLMEngine.from_vllm_config, built, disable_log_stats=True)
             return cls(make())
         except Exception as error:
-            raise ModelRefused(f"{model_path}: vLLM cannot run it: {_reason(error)}") from error
+            raise ModelRefused(
+                f"{model_path}: vLLM cannot run it: {reason(error)}; choose another model, or "
+                "change model or engine_args if the reason names a value of them"
+            ) from error
+
+    @property
+    def model_path(self) -> str:
+        """The folder of the model."""
+        return str(self.config.model_config.model)
 
     @property
     def max_model_len(self) -> int:
@@ -148,11 +142,25 @@ class VllmEngine:
 
     def cached_blocks(self, cache: KvCache) -> CachedBlocks | None:
         """Returns an empty index of vLLM's prefix cache, which follows the changes that steps
-        report; None if they report none. `cache` hashes for routers.
+        report; None if they report none, or have blocks of another size than routers expect.
+        `cache` hashes for routers.
         """
-        if self._cache_events is None:
+        if self._cache_events is None or self.config.cache_config.block_size != cache.block_size:
             return None
         return CachedBlocks(self.blocks.total, cache.hasher)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether layers keep a state of each sequence, like those of state-space models."""
+        return bool(self.config.model_config.has_inner_state)
+
+    @property
+    def warmup_tokens(self) -> int:
+        """Tokens of a prompt that shows whether vLLM has the kernels of the model. vLLM stores the
+        state of a prompt at the ends of blocks, by kernels that a shorter prompt does not need.
+        """
+        wanted = 2 * self.config.cache_config.block_size + 1 if self.keeps_state else 32
+        return min(wanted, self.max_model_len - 2)
 
     def warm_up(self, tokens: Sequence[int]) -> None:
         """Runs a request of vLLM's own, so that no other waits for kernels to compile."""
@@ -178,7 +186,7 @@ class VllmEngine:
             # Nothing has run yet: this is about the request.
             except Exception as error:  # noqa: BLE001
                 result.failed[start.name] = InvalidArgument(
-                    f"vLLM refuses the request: {_reason(error)}"
+                    f"vLLM refuses the request: {reason(error)}"
                 )
         for output in self._engine.step() if self.num_requests else ():
             self._take(output, result)
@@ -228,11 +236,3 @@ class VllmEngine:
     def close(self) -> None:
         """Ends the engine."""
         self._engine.engine_core.shutdown()
-
-
-def _reason(error: Exception) -> str:
-    """One line of vLLM's reason. Pydantic's first line says only how many errors there are."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and "validation error" in lines[0]:
-        return " ".join(lines[1:3])[:300]
-    return first_line(error)

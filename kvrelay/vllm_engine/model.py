@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -37,11 +38,13 @@ class VllmModel:
         self.grammars = Grammars(str(folder), self.vocab_size, self.eos_token_ids)
         self.adapters = AdapterTable(None, 0, native=False, refused=_WITHOUT_ADAPTERS)
         # Why KV cannot be handed over; empty if it can.
-        self.without_handoff = _without_handoff(engine)
+        groups = [one.kv_cache_spec for one in engine.kv_cache_config.kv_cache_groups]
+        self.without_handoff = why_not_handed_over(groups, block_size)
         self.layout = KvLayout((LayerKv(1, 1, 1),), block_size, "float32")
         if not self.without_handoff:
             try:
-                self.layout = layout_of(EXCHANGE.kv_caches, block_size)
+                num_blocks = engine.kv_cache_config.num_blocks
+                self.layout = layout_of(EXCHANGE.kv_caches, num_blocks, block_size)
             except ModelRefused as error:
                 self.without_handoff = error.message
         self.model_id = self._id(checkpoint.model_id)
@@ -125,15 +128,22 @@ class VllmModel:
         self.kv.close()
 
 
-def _without_handoff(engine: VllmEngine) -> str:
-    """Why the KV of this model cannot be handed over; empty if it can."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+def why_not_handed_over(groups: Sequence[Any], block_size: int) -> str:
+    """Returns why the KV of a model cannot be handed over, as a clause; empty if it can. groups:
+    vLLM's KVCacheSpec of each group of layers.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
-    kinds = [type(group.kv_cache_spec) for group in engine.kv_cache_config.kv_cache_groups]
-    if len(kinds) == 1 and issubclass(kinds[0], FullAttentionSpec):
-        return ""
-    names = ", ".join(kind.__name__ for kind in kinds) or "none"
-    return (
-        f"its KV cache has the kinds {names}, and only models whose layers all have full attention "
-        "can be handed over"
-    )
+    # Not their subclasses, whose blocks hold more than the KV of their own tokens.
+    if len(groups) != 1 or type(groups[0]) not in (FullAttentionSpec, MLAAttentionSpec):
+        kinds = ", ".join(type(one).__name__ for one in groups) or "none"
+        return (
+            f"its layers have KV blocks of the kinds {kinds}, and only FullAttentionSpec or "
+            "MLAAttentionSpec for all layers is supported"
+        )
+    (spec,) = groups
+    if spec.non_causal:
+        return "its tokens attend to later tokens of the prompt, which may be in another chunk"
+    if spec.block_size != block_size:
+        return f"vLLM's blocks have {spec.block_size} tokens, and kv.block_size is {block_size}"
+    return ""

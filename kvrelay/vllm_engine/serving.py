@@ -11,11 +11,11 @@ from kv_transfer.transport_selection import host_id
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.model.checkpoint import find_checkpoint
-from kvrelay.errors import ModelRefused
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.credentials import Credentials
-from kvrelay.vllm_engine.arguments import STAGING_SHARE
+from kvrelay.vllm_engine.arguments import STAGING_SHARE, hands_over
 from kvrelay.vllm_engine.engine import VllmEngine
+from kvrelay.vllm_engine.engine_config import not_handed_over
 from kvrelay.vllm_engine.model import VllmModel
 from kvrelay.vllm_engine.thread import VllmThread
 from kvrelay.vllm_engine.version_check import check_version
@@ -45,11 +45,8 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
     model = await asyncio.to_thread(
         VllmModel, engine, checkpoint, kv.block_size, kv.memory // STAGING_SHARE
     )
-    if pool == "prefill" and model.without_handoff:
-        raise ModelRefused(
-            f"{settings.model_path}: a prefill worker cannot serve it with engine: vllm: "
-            f"{model.without_handoff}; set prefill.replicas to 0"
-        )
+    if model.without_handoff and hands_over(config, pool):
+        raise not_handed_over(settings.model_path, model.without_handoff)
 
     await thread.warm_up()
 

@@ -6,10 +6,10 @@ from functools import partial
 
 from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.model.loader import first_line
 from kvrelay.errors import ModelRefused
 from kvrelay.types.workers import PoolName
 from kvrelay.vllm_engine.engine import VllmEngine
+from kvrelay.vllm_engine.engine_config import reason
 from kvrelay.worker.steps.step_thread import StepThread
 
 
@@ -32,13 +32,15 @@ class VllmThread(StepThread):
         if self.proven:
             return
         assert self._engine is not None, "vLLM is loaded before the first step"
-        tokens = [0] * min(32, self._engine.max_model_len - 2)
+        engine, tokens = self._engine, [0] * self._engine.warmup_tokens
         for _ in range(2):
             try:
-                await self.timed(len(tokens), partial(self._engine.warm_up, tokens))
+                await self.timed(len(tokens), partial(engine.warm_up, tokens))
             # vLLM finds out in the first step what a machine lacks.
             except Exception as error:
+                cache = ", set kv.prefix_cache: false" if engine.keeps_state else ""
                 raise ModelRefused(
-                    f"vLLM cannot run the first step of the model: {first_line(error)}"
+                    f"{engine.model_path}: vLLM cannot run its first step on this machine: "
+                    f"{reason(error)}; choose another model.dtype{cache}, or another model"
                 ) from error
         self.proven = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from kvrelay.config.model_sections import ModelConfig
 from kvrelay.errors import ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
-from kvrelay.models.model_json import read_model_json
+from kvrelay.models.model_json import read_model_json, text_config
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.inference import ModelInfo, SamplingOptions
 from router.core.compatibility import misfit
@@ -73,13 +73,13 @@ class ModelCard:
             recommended = sampling_defaults(generation)
         except ValueError as error:
             raise ModelRefused(f"{defaults}: {error}") from error
-        # Multimodal models store the language model's configuration in text_config.
-        text = model.get("text_config", model)
+        text = text_config(model)
         try:
             found = next((name for name in _LIMITS if name in text), _LIMITS[0])
             if ask is not None and not {found, "vocab_size"} <= text.keys():
                 text, found = {**text, **ask(folder)}, _LIMITS[0]
-            limit, vocab_size = (_count(text, name) for name in (found, "vocab_size"))
+            vocab_size = _count(text, "vocab_size")
+            limit = _longest(text, found, config.max_model_len, path)
             eos = _ids(generation.get("eos_token_id", text.get("eos_token_id")))
             architectures = [
                 str(one)[:_MAX_NAME] for one in model.get("architectures") or ["unknown"]
@@ -109,7 +109,7 @@ class ModelCard:
         )
 
 
-def _count(config: dict[str, Any], name: str) -> int:
+def _count(config: Mapping[str, Any], name: str) -> int:
     """Returns a positive 32-bit integer of the configuration. Raises KeyError, TypeError or
     ValueError otherwise.
     """
@@ -117,6 +117,20 @@ def _count(config: dict[str, Any], name: str) -> int:
     if type(number) is not int or not 0 < number < 2**31:
         raise ValueError(f"{name} {number!r:.40}")
     return number
+
+
+def _longest(config: Mapping[str, Any], name: str, wanted: int | None, folder: Path) -> int:
+    """Returns the longest sequence of the model in tokens. State-space models have none, and
+    `wanted` counts. Raises KeyError, TypeError, ValueError, and ModelRefused if there is neither.
+    """
+    if config.get(name, ...) is not None:
+        return _count(config, name)
+    if wanted is None:
+        raise ModelRefused(
+            f"{folder / 'config.json'}: {name} is null, so the model names no longest sequence; "
+            "set model.max_model_len"
+        )
+    return wanted
 
 
 def _ids(found: object) -> frozenset[int]:

@@ -25,6 +25,7 @@ from faults.client import Asking
 from faults.fleet_router import WAIT_S, FleetRouter
 from faults.fleet_worker import FleetWorker, Forks
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
+from faults.vllm_pool import NOTHING_HELD
 from faults.worker_process import ENGINE_VARIABLE
 from support.tcp_proxy import proxy_to
 
@@ -105,7 +106,7 @@ class Fleet:
         self.workers[worker_id] = worker = FleetWorker(worker_id, pool, *ways, self._credentials)
         config = self.config.model_dump(mode="json")
         if pool == "prefill":
-            config["model"]["max_model_len"] = PREFILL_MAX_LEN
+            config["model"]["max_model_len"] = min(PREFILL_MAX_LEN, self.max_model_len)
         order = {
             "worker_id": worker_id,
             "pool": pool,
@@ -312,6 +313,10 @@ class Fleet:
         await self.until(lambda: all(one.ends for one in case.everyone), "all requests have ended")
         await self._rest(case)
         check(case, *invariants)
+        if ENGINE == "vllm":
+            for worker in self.alive:
+                if worker.channel is not None:
+                    await self.left_in_vllm(worker)
 
     async def _rest(self, case: Case) -> None:
         """Looks until all workers are at rest, or for much longer than a lease lasts."""
@@ -334,6 +339,16 @@ class Fleet:
         async with asyncio.timeout(WAIT_S):
             while not (await worker.sample()).at_rest:
                 await asyncio.sleep(0.005)
+
+    async def left_in_vllm(self, worker: FleetWorker) -> None:
+        """Asks vLLM itself, past what the worker reports: it holds no block and no request."""
+        worker.in_vllm = None
+        os.kill(worker.pid, signal.SIGUSR2)
+        answered = f"{worker.worker_id} answers for vLLM"
+        await self.until(lambda: worker.in_vllm is not None or not worker.alive, answered)
+        # A worker that drains may have ended meanwhile.
+        held = worker.in_vllm or NOTHING_HELD
+        assert held == NOTHING_HELD, (worker.worker_id, held)
 
     # Faults
 

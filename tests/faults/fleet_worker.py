@@ -50,6 +50,8 @@ class FleetWorker:
     pid: int = 0
     status: int | None = None  # of waitpid, once it has ended
     reached: list[Reached] = field(default_factory=list)
+    # What vLLM holds, since the worker was last asked.
+    in_vllm: dict[str, int] | None = None
     address: str = ""
     channel: grpc.aio.Channel | None = None
 
@@ -118,6 +120,8 @@ class FleetWorker:
             self.status = said["ended"]
             if self.channel is not None:
                 await self.channel.close()
+        elif "in_vllm" in said:
+            self.in_vllm = said["in_vllm"]
         elif "point" in said:
             self.reached.append(
                 Reached(said["request_id"], said["attempt"], said["point"], said.get("said", ""))

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faults.vllm_pool
 from faults.points import Points, Tell, teller
 
 import decode_worker.main
@@ -120,6 +121,8 @@ def _run(order: dict[str, Any]) -> None:
 async def _serve(order: dict[str, Any], out: int) -> None:
     tell = teller(out, order["number"])
     Points(tell, Path(order["log"]).parent).install()
+    if os.environ.get(ENGINE_VARIABLE) == "vllm":
+        faults.vllm_pool.install(tell)
     _announce(order, tell)
     if "slow" in order:
         _slow_down(order["slow"])

@@ -4,13 +4,21 @@ the fleet of the fault matrix: a redis-server, a router, 2 prefill and 2 decode 
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 from faults.conftest import fleet, forks
 from faults.fleet import ENGINE
+from support.vllm_models import Build, build
 
 __all__ = ["fleet", "forks"]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds the model of a family, once."""
+    return cache(lambda family: build(family, tmp_path_factory.mktemp(family)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

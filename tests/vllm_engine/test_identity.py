@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.fleet import Fleet, running_fleet
 from faults.fleet_worker import Forks
+from support.vllm_reference import WAIT_S, alone
 
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.errors import KvRelayError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
-REFERENCE = Path(__file__).parents[1] / "support" / "vllm_reference.py"
 ANSWER = 24
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.3}
-WAIT_S = 600.0
 
 
 def prompts(count: int, seed: int, *lengths: int) -> list[list[int]]:
     """Of mixed lengths, each unlike the others."""
     draw = random.Random(seed)
     return [[draw.randrange(3, 2000) for _ in range(draw.choice(lengths))] for _ in range(count)]
-
-
-def alone(asked: list[list[int]]) -> list[list[int]]:
-    """Greedy answers of one vLLM engine that knows nothing of kvrelay, in a process of its own."""
-    answer = subprocess.run(
-        [sys.executable, REFERENCE],
-        input=json.dumps({"prompts": asked, "max_tokens": ANSWER}),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    tokens: list[list[int]] = json.loads(answer.stdout.splitlines()[-1])
-    return tokens
 
 
 async def answers(
@@ -72,7 +52,8 @@ def paths(found: list[Completion]) -> Counter[str]:
 
 async def test_greedy_tokens_are_those_of_one_engine_alone(fleet: Fleet) -> None:
     asked = prompts(64, 1, 9, 40, 64, 65, 130, 300, 511, 700)
-    expected = await asyncio.to_thread(alone, asked)
+    order = {"model": fleet.model, "prompts": asked, "max_tokens": ANSWER}
+    (expected,) = await asyncio.to_thread(alone, order)
     found = await answers(fleet, asked, {"temperature": 0.0})
     assert [list(one.token_ids) for one in found] == expected
     assert paths(found)["disaggregated"] >= 30

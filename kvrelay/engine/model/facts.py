@@ -42,13 +42,16 @@ def max_model_len(config: PretrainedConfig) -> int:
 
 def main(folder: str) -> None:
     """Prints vocab_size, eos_token_id and max_position_embeddings of the model in `folder` as
-    JSON.
+    JSON. What its configuration does not name is null.
     """
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     ).get_text_config()
-    facts = {name: getattr(config, name, None) for name in ("vocab_size", "eos_token_id")}
-    print(json.dumps({**facts, "max_position_embeddings": max_model_len(config)}))
+    names = ("vocab_size", "eos_token_id", "max_position_embeddings")
+    facts = {name: getattr(config, name, None) for name in names}
+    if facts["max_position_embeddings"] is not None:
+        facts["max_position_embeddings"] = max_model_len(config)
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

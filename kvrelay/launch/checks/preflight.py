@@ -17,12 +17,12 @@ from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
 from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.checks.port_check import check_ports
 from kvrelay.launch.checks.process_limit import check_processes
+from kvrelay.launch.checks.vllm_check import check_vllm
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
 from kvrelay.types.workers import POOLS
-from kvrelay.vllm_engine.version_check import check_version
 
 # For the logs and sockets of a start.
 _ROOM_BYTES = 32 * 2**20
@@ -70,8 +70,6 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield _check_loopback
     if not is_local:
         return
-    if any(one.decode.engine == "vllm" for one in config.served):
-        yield check_version
     for one in config.served:
         yield partial(_check_transport, one)
     yield partial(Credentials.internal, security, "worker")
@@ -85,6 +83,10 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
         for pool in pools:
             yield partial(_check_tiers, pool)
     yield partial(_check_gpus, config, machine)
+    # Last, since it takes seconds.
+    for one in config.served:
+        if one.decode.engine == "vllm":
+            yield partial(check_vllm, one)
 
 
 def _check_kv(pools: tuple[PoolMemory, ...]) -> None:

@@ -38,7 +38,7 @@ def test_what_is_saved_and_loaded_is_the_same(
 
     sent, staging, arrived = some(BLOCKS), some(STAGING), some(BLOCKS)
     source, target = caches(dtype), {name: one * 0 for name, one in caches(dtype).items()}
-    pool = KvPool(layout_of(source, SIZE), STAGING)
+    pool = KvPool(layout_of(source, BLOCKS, SIZE), STAGING)
     BlockCopier(source, pool).save(sent, staging)
     BlockCopier(target, pool).load(arrived, staging)
     for name, cache in target.items():
@@ -49,7 +49,7 @@ def test_what_is_saved_and_loaded_is_the_same(
 
 
 def test_the_layout_has_the_bytes_of_the_blocks() -> None:
-    layout = layout_of(caches(torch.bfloat16), SIZE)
+    layout = layout_of(caches(torch.bfloat16), BLOCKS, SIZE)
     assert layout.block_bytes == sum(one[0].nbytes for one in caches(torch.bfloat16).values())
     assert layout.dtype == "bfloat16"
 
@@ -60,10 +60,12 @@ def test_the_layout_has_the_bytes_of_the_blocks() -> None:
         ({}, "KV cache of no KV"),
         (caches(torch.uint8), "KV cache of torch.uint8"),
         ({**caches(), "odd": torch.zeros(BLOCKS, 1, 3)}, "KV cache of layer odd"),
+        ({"short": caches()["layer.0"][1:]}, "KV cache of layer short"),
+        ({"split": caches()["layer.0"].view(2 * BLOCKS, -1)}, "KV cache of layer split"),
         ({"turned": caches()["layer.0"].transpose(1, 2)}, "KV cache of layer turned"),
         ({**caches(), "half": caches(torch.float16)["layer.0"]}, "float16, torch.float32"),
     ],
 )
 def test_other_memory_is_refused(broken: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ModelRefused, match=message):
-        layout_of(broken, SIZE)
+        layout_of(broken, BLOCKS, SIZE)

@@ -41,6 +41,28 @@ def test_several_ends_of_text_and_the_generation_config_go_first(tmp_path: Path)
     assert ModelCard.load(folder, ModelConfig()).eos_token_ids == {3, 4}
 
 
+@pytest.mark.parametrize("name", ["text_config", "llm_config", "language_config"])
+def test_a_multimodal_model_has_the_sizes_of_its_language_model(tmp_path: Path, name: str) -> None:
+    """Some keys may be outside, and those inside count."""
+    inner = {"max_position_embeddings": 64, "vocab_size": 9, "eos_token_id": 5}
+    folder = write(tmp_path, vocab_size=7, dtype="float16", **{name: inner})
+    card = ModelCard.load(folder, ModelConfig())
+    assert (card.info.max_model_len, card.vocab_size, card.eos_token_ids) == (64, 9, {5})
+    folder = write(tmp_path, vocab_size=7, **{name: {"max_position_embeddings": 64}})
+    assert ModelCard.load(folder, ModelConfig()).vocab_size == 7
+
+
+def test_a_model_without_a_longest_sequence_needs_a_configured_one(tmp_path: Path) -> None:
+    def ask(_: str) -> dict[str, Any]:
+        return {"vocab_size": 10, "max_position_embeddings": None, "eos_token_id": 3}
+
+    folder = write(tmp_path, vocab_size=10)
+    card = ModelCard.load(folder, ModelConfig(max_model_len=77), ask)
+    assert card.info.max_model_len == 77
+    with pytest.raises(ModelRefused, match=r"set model\.max_model_len"):
+        ModelCard.load(folder, ModelConfig(), ask)
+
+
 @pytest.mark.parametrize(
     "content",
     [
