@@ -10,6 +10,7 @@ import typer
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel
 from kvrelay.cli.serve import require_shared_redis, set_log_level
+from kvrelay.errors import KvRelayError
 
 
 @requires_cluster_extra
@@ -34,7 +35,7 @@ def router(
     from kvrelay.config.config_file import load_config
     from kvrelay.launch.router_group import run_group
     from kvrelay.models import local_folder, resolve_model
-    from kvrelay.process.telemetry import configure_logging
+    from kvrelay.process.telemetry import configure_logging, get_logger, name_process
     from router.process import end_now
     from router.siblings import Place
 
@@ -42,13 +43,23 @@ def router(
     require_shared_redis(loaded.redis.url, "router")
     set_log_level(log_level)
     configure_logging()
+    log = get_logger("router")
     folders = [local_folder(resolve_model(one.model.path)) for one in loaded.served]
     if loaded.router.processes > 1 and sibling is None:
         asyncio.run(run_group(loaded.model_copy(update=loaded.with_paths(folders)), _show))
         return
     place = None if sibling is None else Place.parse(sibling, loaded.router.processes)
+    if place is not None:
+        name_process(router_process=place.number)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(router.main.serve(loaded, folders=folders, ready=_show, place=place))
+        try:
+            runner.run(router.main.serve(loaded, folders=folders, ready=_show, place=place))
+        except KvRelayError:
+            raise
+        except Exception:
+            # The usual end of the process could crash in gRPC's threads, and hide the cause.
+            log.exception("router_failed")
+            end_now(1)
         end_now()
 
 

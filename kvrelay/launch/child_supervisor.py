@@ -32,17 +32,20 @@ class ChildSupervisor:
         stop_timeout_s: float,
         *,
         is_configured: bool = False,
+        number: int | None = None,
     ) -> None:
         """
         - name: of the process, in the log.
         - stop_timeout_s: for the process to end when it is asked to.
         - is_configured: the process has run with this configuration, so that a ConfigError has a
           cause that may pass, such as a port that is in use.
+        - number: of the process among several of this name, in the log.
         """
         self._name = name
         self._start = start
         self._stop_timeout_s = stop_timeout_s
         self._is_configured = is_configured
+        self._log = log if number is None else log.bind(process=number)
         self._child: ChildCommand | None = None
         # Unexpected ends so far.
         self.deaths = 0
@@ -76,7 +79,9 @@ class ChildSupervisor:
                 error.args = (error.message,)
                 return error
             self.deaths += 1
-            log.error(f"{self._name}_restarting", reason=error.message, deaths=len(deaths.times))
+            self._log.error(
+                f"{self._name}_restarting", reason=error.message, deaths=len(deaths.times)
+            )
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._child = await self._restart()
 
@@ -89,7 +94,7 @@ class ChildSupervisor:
             try:
                 return await self._start()
             except OSError as error:
-                log.error(f"{self._name}_start_failed", reason=str(error), wait_s=delay_s)
+                self._log.error(f"{self._name}_start_failed", reason=str(error), wait_s=delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 

@@ -32,6 +32,8 @@ class ComponentStarter:
         environment.
         """
         number = next(self._numbers)
+        # Something may have emptied the folder of temporary files.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         # JSON is valid YAML.
         config_file = self.folder / f"{number}.yaml"
         config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=1))

@@ -42,7 +42,13 @@ class RouterGroup:
         self._folder = folder
         self._claims = ExitStack()
         self._processes = [
-            ChildSupervisor("router", self._starter(number), DRAIN_TIMEOUT_S, is_configured=True)
+            ChildSupervisor(
+                "router",
+                self._starter(number),
+                DRAIN_TIMEOUT_S,
+                is_configured=True,
+                number=number if config.router.processes > 1 else None,
+            )
             for number in range(config.router.processes)
         ]
 
@@ -50,6 +56,7 @@ class RouterGroup:
         async def start() -> ChildCommand:
             if self.size == 1:
                 return await self._start(self._config)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             return await self._start(self._config, "--sibling", f"{self._folder}:{number}")
 
         return start

@@ -59,6 +59,11 @@ def configure_logging(default: str = "info") -> None:
     )
 
 
+def name_process(**names: object) -> None:
+    """Adds fields to all log lines of this thread, and of the tasks that it starts from now on."""
+    structlog.contextvars.bind_contextvars(**names)
+
+
 def log_to_file(path: Path) -> None:
     """Writes the log of this process to the end of a file, as JSON lines."""
     structlog.configure(
