@@ -122,7 +122,7 @@ class RouterReport:
 _CASES = (
     *(Case("grpc", 256, rate) for rate in (5_000, 10_000, 20_000)),
     Case("grpc", 1024, 10_000),
-    *(Case("http", 256, rate) for rate in (2_500, 5_000, 10_000)),
+    *(Case("http", 256, rate) for rate in (2_500, 5_000, 10_000, 20_000)),
     Case("http", 1024, 5_000),
 )
 _QUICK_CASES = (Case("grpc", 32, 1_000), Case("http", 32, 500))
