@@ -153,6 +153,7 @@ def _print(
     config: ClusterConfig, models: list[CheckedModel], machine: Machine, problems: list[str]
 ) -> None:
     from kvrelay.config.listen import ENDPOINTS
+    from kvrelay.launch.checks.preflight import ROUTER_BYTES
 
     console = render.console()
     console.print(f"This machine: {machine}")
@@ -168,6 +169,11 @@ def _print(
         f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
+    if config.router.processes > 1:
+        console.print(
+            f"The router: {config.router.processes} processes, about "
+            f"{size(config.router.processes * ROUTER_BYTES)}."
+        )
     for warning in _warnings(models, machine):
         console.print(f"Warning: {warning}")
     ports = ", ".join(f"{name} {getattr(config.listen, name)}" for name in ENDPOINTS)

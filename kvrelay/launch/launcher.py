@@ -148,7 +148,8 @@ class RayLauncher:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        if not worker.waits_for:
+        worker.is_taken_back = bool(worker.waits_for)
+        if not worker.is_taken_back:
             worker.actor.stop.remote()
             await asyncio.wait({worker.ended}, timeout=_STOP_TIMEOUT_S)
         ray.kill(worker.actor)
@@ -218,6 +219,9 @@ class RayLauncher:
             else:
                 self._failed.put_nowait(failed_start(worker.worker_id, cause, text))
         except ray.exceptions.RayError as error:
+            if worker.is_taken_back:
+                log.info("worker_ended", worker=worker.worker_id)
+                return
             text = str(error)
             if isinstance(error, ray.exceptions.OutOfMemoryError):
                 self._causes[worker.worker_id] = "its host ran out of memory"

@@ -33,6 +33,8 @@ class RayWorker:
     arrived: bool = False
     # Why no node has room; empty if a node has.
     waits_for: str = ""
+    # Nobody wants it any more while it waits. It has had no process.
+    is_taken_back: bool = False
     actor: ActorHandle = field(init=False)
     ended: asyncio.Task[None] = field(init=False)
 

@@ -141,8 +141,8 @@ class _Merged(CollectorRegistry):
 
 
 def _checked(text: bytes) -> bytes:
-    """Returns the text of another process. Raises ValueError unless it looks like one."""
-    if not text.startswith(_HELP[1:]) or not text.endswith(b"\n"):
+    """Returns the text of another process. Raises ValueError if it cannot be joined."""
+    if not text.startswith(_HELP[1:]) or joined([text]) != text:
         raise ValueError("not a text of metrics")
     return text
 

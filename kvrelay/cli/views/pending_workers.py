@@ -68,14 +68,17 @@ def room_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator
         if waiting := _waiting(status, pool):
             reason = most_frequent(worker.reason for worker in waiting)
             room, known = max(0, wanted - len(waiting)), started.get(pool, 0)
-            # The controller may not have asked for the others yet.
-            most = f"at most {room}" if known < room else f"{room}"
-            so_far = f" ({known} started so far)" if known < room else ""
-            yield (
-                f"{pool}: there is room for {most} of {wanted} workers{so_far}, and "
-                f"{len(waiting)} wait for it: {reason}; set {pool}={room}, or add a node to the "
-                "Ray cluster"
-            )
+            if known < room:
+                # The controller has not asked for the others yet, or they are about to start.
+                yield (
+                    f"{pool}: {known} of {wanted} workers have started so far, and {len(waiting)} "
+                    f"wait for room: {reason}; `kvrelay status` shows the others"
+                )
+            else:
+                yield (
+                    f"{pool}: there is room for {room} of {wanted} workers, and {len(waiting)} "
+                    f"wait for it: {reason}; set {pool}={room}, or add a node to the Ray cluster"
+                )
 
 
 def unknown_lines(status: ClusterStatus, sizes: Mapping[PoolName, int]) -> Iterator[str]:

@@ -31,6 +31,8 @@ _LOOPBACK_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 # The least that a worker takes: a Python process with torch, without weights and KV.
 _WORKER_BYTES = 128 * 2**20
+# Memory of a process of a router, with those that render chat templates and try out schemas.
+ROUTER_BYTES = 250 * 2**20
 
 
 def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
@@ -77,7 +79,8 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(check_shared_memory, _SHARED_MEMORY)
     workers = sum(one.pool(pool).replicas for one in config.served for pool in POOLS)
     yield partial(_check_workers, workers, machine.memory_bytes)
-    yield partial(check_processes, workers)
+    yield partial(check_processes, workers, config.router.processes)
+    yield partial(_check_routers, config.router.processes, machine.memory_bytes)
     for one, pools in models:
         yield partial(_check_memory, one, pools, machine.memory_bytes)
         for pool in pools:
@@ -144,6 +147,16 @@ def _check_workers(wanted: int, total: int) -> None:
             f"prefill.replicas and decode.replicas: {wanted} workers are more than this machine "
             f"can run; its {size(total)} of memory allow at most {most}, since each process takes "
             f"at least {_WORKER_BYTES >> 20} MiB; lower --prefill and --decode"
+        )
+
+
+def _check_routers(processes: int, total: int) -> None:
+    """Raises ConfigError if the processes of the router alone exceed the memory."""
+    most = max(1, total // ROUTER_BYTES)
+    if processes > most:
+        raise ConfigError(
+            f"router.processes: {processes} are more than this machine can run; its {size(total)} "
+            f"of memory allow at most {most}, since each takes about {ROUTER_BYTES >> 20} MiB"
         )
 
 

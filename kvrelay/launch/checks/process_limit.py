@@ -14,6 +14,8 @@ from kvrelay.errors import Unavailable
 # Threads of a cluster without its workers, most of them Ray's, and of each worker. Counted on two
 # cores; Ray has more of them on larger machines.
 _CLUSTER, _WORKER = 200, 40
+# Of each further process of a router, with the processes that it starts.
+_ROUTER = 20
 # The folder of this control group as a container sees it, in version 2 and version 1.
 _CONTROL_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids"))
 _PROCESSES = Path("/proc")
@@ -45,9 +47,11 @@ def process_limits() -> Iterator[ProcessLimit]:
             yield ProcessLimit("pids.max of the control group", most, running, remedy)
 
 
-def check_processes(workers: int) -> None:
-    """Raises Unavailable if the processes of a cluster with so many workers cannot all start."""
-    needed = _CLUSTER + _WORKER * workers
+def check_processes(workers: int, routers: int = 1) -> None:
+    """Raises Unavailable if the processes of a cluster with so many workers, and processes of its
+    router, cannot all start.
+    """
+    needed = _CLUSTER + _WORKER * workers + _ROUTER * (routers - 1)
     for limit in process_limits():
         if limit.running + needed > limit.most:
             raise Unavailable(

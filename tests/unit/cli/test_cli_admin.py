@@ -427,9 +427,8 @@ def test_scale_beyond_the_room_is_told_before_all_workers_are_known(
     with serving(cluster) as admin:
         assert run(["scale", "decode=1000", "--admin", admin]) == 0
     assert capsys.readouterr().err == (
-        "kvrelay: decode: there is room for at most 902 of 1000 workers (1 started so far), and 98 "
-        "wait for it: no Ray node has room for CPU 1; set decode=902, or add a node to the Ray "
-        "cluster\n"
+        "kvrelay: decode: 1 of 1000 workers have started so far, and 98 wait for room: no Ray node "
+        "has room for CPU 1; `kvrelay status` shows the others\n"
     )
 
 

@@ -78,7 +78,7 @@ def router_report() -> RenderableType:
     )
     growth = router_bench.Growth(100_000, (100 * MIB,) * 10, 900.0)
     return router_table.report_view(
-        router_bench.RouterReport("a CPU of many words, 3.10 GHz", (0, 1), cases, growth)
+        router_bench.RouterReport("a CPU of many words, 3.10 GHz", (0, 1), 16, cases, growth)
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
+from structlog.testing import capture_logs
 
 from kvrelay.launch.launcher import RayLauncher
 
@@ -15,8 +16,9 @@ class Dying:
 
     worker_id, node_id = "decode-0", "node"
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, *, is_taken_back: bool = False) -> None:
         self._error = error
+        self.is_taken_back = is_taken_back
 
     async def run(self) -> None:
         raise self._error
@@ -42,3 +44,16 @@ async def test_the_cause_of_a_death_is_told_once(error: Exception, cause: str) -
     assert launcher.alive() == {}
     assert launcher.cause_of_death("decode-0") == cause
     assert launcher.cause_of_death("decode-0") == "its process ended"
+
+
+async def test_a_worker_that_is_taken_back_while_it_waits_has_not_died() -> None:
+    nothing: Any = None
+    launcher = RayLauncher(nothing, nothing)
+    for is_taken_back in (True, False):
+        worker: Any = Dying(ActorDiedError(), is_taken_back=is_taken_back)
+        launcher._workers[worker.worker_id] = worker
+        with capture_logs() as logged:
+            await launcher._watch(worker)
+        event = "worker_ended" if is_taken_back else "worker_died"
+        assert [one["event"] for one in logged] == [event]
+        assert launcher._failed.empty() == is_taken_back

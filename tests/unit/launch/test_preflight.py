@@ -36,6 +36,10 @@ FREE_PORTS = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
             "2048 workers are more than this machine can run; .* allow at most 8, .*; lower "
             "--prefill and --decode",
         ),
+        (
+            {"router": {"processes": 5}},
+            "router.processes: 5 are more than this machine can run; .* allow at most 4, since ",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_before_anything_starts(

@@ -20,16 +20,18 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7])
-def test_the_limit_of_a_control_group_holds_for_root_too(group: Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "routers"), [(1, 1), (2, 4), (7, 1)])
+def test_the_limit_of_a_control_group_holds_for_root_too(
+    group: Path, workers: int, routers: int
+) -> None:
     (group / "pids.current").write_text("90\n")
-    least = 90 + 200 + 40 * workers
+    least = 90 + 200 + 40 * workers + 20 * (routers - 1)
     (group / "pids.max").write_text(f"{least}\n")
-    check_processes(workers)
+    check_processes(workers, routers)
     (group / "pids.max").write_text(f"{least - 1}\n")
     words = f"pids.max .* allows {least - 1} .* 90 run already, .* {workers} workers .*pids-limit"
     with pytest.raises(Unavailable, match=words):
-        check_processes(workers)
+        check_processes(workers, routers)
 
 
 @pytest.mark.parametrize("content", ["max\n", "", None])
