@@ -168,9 +168,9 @@ class Siblings:
 
 async def _whole(reader: asyncio.StreamReader) -> bytes:
     """Reads up to the end. Raises OSError for more than MAX_ANSWER bytes."""
-    parts: list[bytes] = []
+    text = bytearray()
     while part := await reader.read(2**16):
-        parts.append(part)
-        if sum(map(len, parts)) > MAX_ANSWER:
+        text += part
+        if len(text) > MAX_ANSWER:
             raise OSError("the answer is too long")
-    return b"".join(parts)
+    return bytes(text)

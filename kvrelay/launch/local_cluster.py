@@ -191,9 +191,7 @@ class LocalCluster:
         then on it is restarted at the same endpoints when it ends by itself. `config` must derive
         from `self.config`.
         """
-
-        folder = self._exits.enter_context(OwnedFolder("router", SHORT_PARENT)).path
-        router = RouterGroup(config, partial(self._start_child, "router"), folder)
+        router = RouterGroup(config, partial(self._start_child, "router"))
         self._routers.append(router)
         self._exits.push_async_callback(router.stop)
         await router.start()

@@ -32,14 +32,13 @@ class RouterGroup:
     kernel chooses the process of a connection. Metrics and status of any of them include all.
     """
 
-    def __init__(self, config: ClusterConfig, start: StartRouter, folder: Path) -> None:
-        """
-        - start: starts `kvrelay router` with a configuration and arguments.
-        - folder: of this group alone, for the sockets between its processes. Its path is short.
-        """
+    def __init__(self, config: ClusterConfig, start: StartRouter) -> None:
+        """`start` starts `kvrelay router` with a configuration and arguments."""
         self._config = config
         self._start = start
-        self._folder = folder
+        # For the sockets between the processes.
+        self._folder = Path()
+        # The claims of the ports, and the folder.
         self._claims = ExitStack()
         self._processes = [
             ChildSupervisor(
@@ -78,10 +77,11 @@ class RouterGroup:
 
     async def start(self) -> None:
         """Claims the ports and starts the processes, without restarts until `supervise`. Raises
-        ConfigError if an address is not available.
+        ConfigError if an address is not available, and OSError if there is no room for a folder.
         """
         if self.size > 1:
             self._claim()
+            self._folder = self._claims.enter_context(OwnedFolder("router", SHORT_PARENT)).path
         for one in self._processes:
             await one.start()
 
@@ -147,9 +147,8 @@ async def run_group(config: ClusterConfig, ready: Callable[[str], None]) -> None
     """
     stop = StopRequest()
     stop.install()
-    with OwnedFolder("router", SHORT_PARENT) as folder:
-        start = partial(ComponentStarter(folder.path).start, "router")
-        group = RouterGroup(config, start, folder.path)
+    with OwnedFolder("cluster") as folder:
+        group = RouterGroup(config, partial(ComponentStarter(folder.path).start, "router"))
         running = asyncio.create_task(_serve(group, ready))
         stopping = asyncio.create_task(stop.drain.wait())
         halting = asyncio.create_task(_halt(group, stop))
