@@ -1,8 +1,8 @@
 """The other processes of a router, for what a client may ask any of them: metrics and status.
 
 Each process answers at a Unix socket in a folder of the router, which only this user can enter. A
-question is a line of JSON, `[TOPIC, {...}]`, and the answer is everything until the end of the
-connection. An answer is empty if the process does not know the topic.
+question is a line of JSON, `[TOPIC, {...}]`. An answer is a line with its number of bytes, and the
+bytes. It is empty if the process does not know the topic.
 
 The other processes may be of another version, where the program was replaced meanwhile.
 """
@@ -115,14 +115,14 @@ class Siblings:
         """Keeps the answer. An empty one means that the process knows no answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_unix_connection(path, limit=MAX_ANSWER)
+                reader, writer = await asyncio.open_unix_connection(path)
                 with closing(writer):
                     writer.write(question)
                     text = await _whole(reader)
         except TimeoutError:
             return
-        except OSError:
-            # It has ended.
+        except (EOFError, OSError, ValueError):
+            # It has ended, or is another program.
             self._last.pop((path, question), None)
             return
         self._last[path, question] = asyncio.get_running_loop().time(), text
@@ -153,7 +153,8 @@ class Siblings:
         with closing(writer):
             try:
                 if question := await reader.readline():
-                    writer.write(await self._answer(question))
+                    text = await self._answer(question)
+                    writer.write(b"%d\n%b" % (len(text), text))
                     await writer.drain()
             except OSError:
                 # The other process has stopped waiting.
@@ -167,10 +168,10 @@ class Siblings:
 
 
 async def _whole(reader: asyncio.StreamReader) -> bytes:
-    """Reads up to the end. Raises OSError for more than MAX_ANSWER bytes."""
-    text = bytearray()
-    while part := await reader.read(2**16):
-        text += part
-        if len(text) > MAX_ANSWER:
-            raise OSError("the answer is too long")
-    return bytes(text)
+    """Reads an answer. Raises EOFError for a part of one, and ValueError for anything else or more
+    than MAX_ANSWER bytes.
+    """
+    size = int(await reader.readline())
+    if not 0 <= size <= MAX_ANSWER:
+        raise ValueError(f"an answer of {size} bytes")
+    return await reader.readexactly(size)
