@@ -36,7 +36,7 @@ from router.runtime.worker_directory import RouterRegistry
 from router.siblings import Siblings
 
 # Time between two questions to the other processes of this router.
-LEARN_S = 1.0
+LEARN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

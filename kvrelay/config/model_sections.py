@@ -65,8 +65,9 @@ class RouterConfig(Section):
     default_deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     # Preempts running requests in favour of tenants below their share.
     preemption: bool = True
-    # Processes that share the router's ports. Of the whole router, also with several models.
-    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    # Processes that share the router's ports. Of the whole router, also with several models. Each
+    # asks each other one for its figures, so their number is bounded.
+    processes: Annotated[int, Field(ge=1, le=32)] = 1
 
 
 class SloConfig(Section):

@@ -163,7 +163,7 @@ def router(
     processes: Annotated[
         int,
         typer.Option(
-            min=1, max=64, metavar="N", help="Processes of the router, which share its core."
+            min=1, max=32, metavar="N", help="Processes of the router, which share its core."
         ),
     ] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
