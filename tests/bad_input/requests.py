@@ -123,7 +123,7 @@ ROWS = (
     chat("no messages", "messages", {"messages": []}),
     chat("a message without a role", "messages", {"messages": [{"content": "x"}]}),
     *(
-        http(f"token id {one}", "token_ids", {"prompt": [10, one]})
+        http(f"token id {one}", "prompt", {"prompt": [10, one]})
         for one in (VOCAB, -1, 2**31, 2**63, 10**30)
     ),
     *(
@@ -139,7 +139,7 @@ ROWS = (
     chat("NUL in a message", "messages", {"messages": [{"role": "user", "content": "a\0"}]}),
     grpc("NUL in a message", "messages", GenerateRequest(messages=(ChatMessage("user", "a\0"),))),
     http("half of a surrogate pair", "prompt", {"prompt": "\ud800"}),
-    http("prompt over the context", "token_ids", {"prompt": [10] * CONTEXT}),
+    http("prompt over the context", "prompt", {"prompt": [10] * CONTEXT}),
     grpc("prompt over the context", "token_ids", replace(GOOD, token_ids=(10,) * CONTEXT)),
     http("text over the context", "prompt", {"prompt": "word " * CONTEXT}),
     # Numbers

@@ -92,7 +92,8 @@ async def test_one_of_several_processes_is_killed(cluster: RunningCluster) -> No
         group.children[number].process.kill()
         answers = [await one.result() for one in streams]
     assert {tuple(one.token_ids) for one in answers} == {tuple(whole.token_ids)}
-    assert sum(one.calls > 1 for one in answers) == running[number] > 0
+    # On a busy machine, some may have ended before.
+    assert 0 < sum(one.calls > 1 for one in answers) <= running[number]
     await cluster.settled()
     await group.stop()
 

@@ -212,7 +212,8 @@ async def test_streams_of_a_killed_process_go_on_at_another(cluster: RouterClust
         answers = await asyncio.gather(*(one.result() for one in streams))
     for seed, one in enumerate(answers):
         assert list(one.token_ids) == answer(PROMPT, seed, LENGTH)
-    assert sum(one.calls > 1 for one in answers) == running[number]
+    # On a busy machine, some may have ended before.
+    assert 0 < sum(one.calls > 1 for one in answers) <= running[number]
     assert max(running.values()) < len(answers), "each client has a connection of its own"
     async with asyncio.timeout(60):
         while len(now := siblings(cluster)) < PROCESSES or now[number] == before[number]:

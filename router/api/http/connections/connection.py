@@ -338,6 +338,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Refuses a request that still arrives, and closes the connection after the answers."""
+        if self._linger_bytes is not None:
+            # It has been refused.
+            self.transport.close()
+            return
         arrives = self._part == "head" or (self._part == "body" and not self.cycle.response_started)
         if arrives and not self._answering_earlier:
             self._refuse(503)

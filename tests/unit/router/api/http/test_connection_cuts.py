@@ -218,6 +218,26 @@ async def test_a_bad_request_is_refused_once_earlier_ones_are_answered(
         protocol.connection_lost(None)
 
 
+@pytest.mark.parametrize("name", [*REQUESTS, *REFUSED])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_shutdown_at_any_byte_of_a_request(name: str, waits: bool) -> None:
+    """The connection ends with what has been answered, and whatever still comes is not written
+    about.
+    """
+    request = REQUESTS.get(name) or REFUSED[name][0]
+    for cut in range(0, len(request) + 1, max(1, len(request) // 200)):
+        protocol, transport = connected()
+        protocol.data_received(request[:cut])
+        if waits:
+            await settled(protocol, transport)
+        protocol.shutdown()
+        await settled(protocol, transport)
+        if not transport.closed:
+            protocol.data_received(request[cut:])
+        assert transport.closed or transport.ended
+        protocol.connection_lost(None)
+
+
 async def test_a_bad_chunk_is_refused_while_the_request_is_processed() -> None:
     request = REQUESTS["chunks"].replace(b"3;x=y", b"zz")
     protocol, transport = connected()
