@@ -229,10 +229,14 @@ def _too_large(models: list[CheckedModel], machine: Machine) -> str:
     """Says whether the largest pools exceed the memory of this machine. A GPU holds weights and KV
     of its worker, so the memory of the host says nothing about pools with GPUs.
     """
+    from kvrelay.launch.checks.preflight import ROUTER_BYTES
+
     on_gpu = any(
         one.config.pool(pool).resources.num_gpus for one in models for pool in one.largest.sizes
     )
-    total = sum(one.largest.num_bytes for one in models)
+    processes = models[0].config.router.processes
+    routers = processes * ROUTER_BYTES if processes > 1 else 0
+    total = sum(one.largest.num_bytes for one in models) + routers
     if on_gpu or total <= machine.memory_bytes:
         return ""
     policies = {Path(one.config.autoscaling).name for one in models if one.config.autoscaling}
@@ -241,8 +245,9 @@ def _too_large(models: list[CheckedModel], machine: Machine) -> str:
         if policies
         else "lower prefill.replicas, decode.replicas or kv.memory"
     )
+    router = f" and {processes} processes of the router" if routers else ""
     return (
-        f"the largest pools ({'; '.join(str(one.largest) for one in models)}) take up to "
+        f"the largest pools ({'; '.join(str(one.largest) for one in models)}){router} take up to "
         f"{size(total)}, and this machine has {size(machine.memory_bytes)}; {remedy}, or run the "
         "workers on more machines."
     )

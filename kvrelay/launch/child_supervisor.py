@@ -39,13 +39,13 @@ class ChildSupervisor:
         - stop_timeout_s: for the process to end when it is asked to.
         - is_configured: the process has run with this configuration, so that a ConfigError has a
           cause that may pass, such as a port that is in use.
-        - number: of the process among several of this name, in the log.
+        - number: of the process among several of a router, in the log.
         """
         self._name = name
         self._start = start
         self._stop_timeout_s = stop_timeout_s
         self._is_configured = is_configured
-        self._log = log if number is None else log.bind(process=number)
+        self._log = log if number is None else log.bind(router_process=number)
         self._child: ChildCommand | None = None
         # Unexpected ends so far.
         self.deaths = 0

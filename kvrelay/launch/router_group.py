@@ -18,6 +18,9 @@ from kvrelay.launch.endpoints import Endpoints
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
 from kvrelay.process.shared_port import claim_port
 from kvrelay.process.stop_request import StopRequest
+from kvrelay.process.telemetry import get_logger
+
+log = get_logger("cluster")
 
 # For a router to drain.
 DRAIN_TIMEOUT_S = 60.0
@@ -113,11 +116,21 @@ class RouterGroup:
             one.supervise()
 
     async def end(self) -> KvRelayError:
-        """Waits until restarts of a process do not help. Returns the error."""
-        ends = [asyncio.create_task(one.end()) for one in self._processes]
+        """Waits until restarts of the last process do not help. Returns its error. While others
+        serve, the router does without a process that keeps ending.
+        """
+        ends = {
+            asyncio.create_task(one.end()): number for number, one in enumerate(self._processes)
+        }
         try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+            for left in reversed(range(self.size)):
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                ended = done.pop()
+                number, error = ends.pop(ended), ended.result()
+                if left:
+                    reason = error.message
+                    log.error("router_given_up", router_process=number, left=left, reason=reason)
+            return error
         finally:
             for one in ends:
                 one.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import cycle
 from types import TracebackType
 from typing import Self
 
@@ -13,29 +15,38 @@ from kvrelay.loadtest.stopwatch import Stopwatch
 from kvrelay.loadtest.workload import PlannedRequest
 from kvrelay.wire.inference import ModelInfo
 
+# As a load of many users has several. Processes of a router share the connections of a port.
+CONNECTIONS = 8
+
 
 class GrpcSender:
-    """Sends over gRPC. Raises InvalidArgument for a target that is not HOST:PORT."""
+    """Sends over gRPC, on CONNECTIONS connections in turn. Raises InvalidArgument for a target that
+    is not HOST:PORT.
+    """
 
     def __init__(self, target: str, timeout: float, connection: Connection) -> None:
         # The name that requests send; empty for the only model.
         self.model = ""
-        self._client = AsyncClient(
-            target,
-            timeout=timeout,
-            retry=RetryPolicy(max_attempts=1),
-            token=connection.token(),
-            tls=connection.tls(),
-        )
+        self._clients = [
+            AsyncClient(
+                target,
+                timeout=timeout,
+                retry=RetryPolicy(max_attempts=1),
+                token=connection.token(),
+                tls=connection.tls(),
+            )
+            for _ in range(CONNECTIONS)
+        ]
+        self._turns = cycle(self._clients)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Returns the models that the target serves. Raises KvRelayError."""
-        return await self._client.models()
+        return await self._clients[0].models()
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
         """Sends the request and returns its row; failures are rows too."""
         watch = Stopwatch(start, request.at)
-        stream = self._client.generate(
+        stream = next(self._turns).generate(
             request.prompt,
             token_ids=request.token_ids,
             model=self.model,
@@ -69,4 +80,4 @@ class GrpcSender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.close()
+        await asyncio.gather(*(one.close() for one in self._clients))

@@ -101,7 +101,9 @@ class Choices:
                     "ask for fewer choices"
                 )
             if isinstance(error, KvRelayError):
-                _name_as_sent(error, completion.guidance_field)
+                several = len(completion.requests) > completion.n
+                prompt = f"prompt[{len(streams) // completion.n}]" if several else "prompt"
+                _name_as_sent(error, prompt, completion.guidance_field)
             raise
 
     def __len__(self) -> int:
@@ -269,11 +271,11 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
             )
 
 
-def _name_as_sent(error: KvRelayError, guidance_field: str) -> None:
+def _name_as_sent(error: KvRelayError, prompt: str, guidance_field: str) -> None:
     """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon may be
-    the client's own.
+    the client's own. prompt: the name of the prompt, which may be one of several.
     """
-    names = {"token_ids": "prompt", "prompt_logprobs": "logprobs"}
+    names = {"token_ids": prompt, "prompt_logprobs": "logprobs"}
     if guidance_field:
         names["guidance"] = guidance_field
     own, colon, rest = error.message.partition(": ")
@@ -281,4 +283,4 @@ def _name_as_sent(error: KvRelayError, guidance_field: str) -> None:
         own = re.sub(rf"\b{name}\b", sent, own)
     error.message = own + colon + rest
     if error.field is not None:
-        error.field = names.get(error.field, error.field)
+        error.field = names.get(error.field, error.field).partition("[")[0]

@@ -44,6 +44,8 @@ async def test_in_the_message_and_in_param(field: str, body: dict[str, Any]) -> 
     ):
         answer = await http.post(path, json={"model": "demo"} | body)
     error = answer.json()["error"]
+    if body.get("prompt") == [[5], [5, -1]]:
+        assert error["message"].startswith("prompt[1][1] is -1; ")
     assert answer.status_code == 400, error
     assert error["param"] == field
     own = error["message"].partition(": ")[0]
