@@ -90,9 +90,9 @@ async def test_two_and_one_become_one_and_two_and_no_request_notices(tmp_path: P
         }
         assert turned.worker_id in served
 
-        assert cluster.local._log_file is not None
-        cluster.local._log_file.seek(0)
-        log = cluster.local._log_file.read().decode()
+        assert cluster.local._log is not None
+        cluster.local._log.seek(0)
+        log = cluster.local._log.read().decode()
         assert log.count("weights_loaded") == len(was)
         reasons = {one.pool: one.reason for one in after.decisions}
         assert set(reasons) == {"prefill", "decode"}
