@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -197,6 +198,7 @@ async def run_router(
             healthy.set(serving=state == "ready")
             if state == "ready" and not announced:
                 announced = True
+                log.info("router_ready", pid=os.getpid())
                 ready(
                     f"kvrelay ready grpc={public.address} http={scheme}://{http_address} "
                     f"admin={admin.address}"

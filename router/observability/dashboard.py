@@ -211,6 +211,8 @@ class StatusPage:
         return {
             "router": {
                 "id": router.router_id,
+                # Those that have answered lately.
+                "processes": len(traffic.parts),
                 "rss_bytes": router.rss_bytes,
                 "waiting_tokens": router.waiting_tokens,
                 "waiting_for_prefill": router.waiting_for_prefill,

@@ -161,6 +161,7 @@ async def test_any_process_tells_of_all(cluster: RouterCluster) -> None:
     async def figures_are_those_of_all() -> None:
         page = (await read(cluster, "boss", "/status.json")).json()
         assert page["totals"]["finished"] == whole
+        assert page["router"]["processes"] == PROCESSES
         with AdminClient(cluster.admin, token=cluster.tokens["boss"]) as admin:
             status = await asyncio.to_thread(admin.status)
         assert status.router.finished == whole
