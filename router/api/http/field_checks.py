@@ -47,8 +47,19 @@ _REASONS = {
     "client by name, description and input_schema",
     "it must be 'function'": "since other kinds of tools are not supported",
 }
-# Shows a client's value at the cost of a few characters.
-_SHORT = reprlib.Repr()
+
+
+class _Shown(reprlib.Repr):
+    """Shows a client's value at the cost of a few characters, with JSON's words."""
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+
+_SHORT = _Shown()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 

@@ -8,6 +8,9 @@ import httpx
 import pytest
 from support.router_harness import running_router
 
+from kvrelay.errors import InvalidArgument
+from router.api.http.dialects.openai.requests import parse_completion
+
 
 def schema(schema: dict[str, Any], **fields: object) -> dict[str, Any]:
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -33,6 +36,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "an expression": ("structured_outputs", outputs(regex="(")),
     "a grammar": ("structured_outputs", outputs(grammar="(")),
 }
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "null"), (True, "true"), ([False], "false"), ([[1], None], "null")]
+)
+def test_values_are_shown_as_json(value: object, shown: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^prompt\S* is {shown}; it must be "):
+        parse_completion({"model": "demo", "prompt": value})
 
 
 @pytest.mark.parametrize(("field", "body"), CASES.values(), ids=CASES)
