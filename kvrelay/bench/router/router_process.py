@@ -61,8 +61,18 @@ class RouterProcess:
             return None
 
     def resident_bytes(self) -> int:
-        """Returns the resident memory of the router's first process, in bytes."""
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+        """Returns the resident memory of all processes that serve, in bytes."""
+        pids = family(self._process.pid)
+        serving = [pid for pid in pids if b"--sibling" in _words(pid)] or pids[:1]
+        return sum(map(_resident_bytes, serving))
+
+
+def _words(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -197,7 +197,9 @@ async def _grow(options: Options, progress: Progress) -> Growth:
     number = 500 if options.quick else options.requests
     done = progress("requests", 10)
     started, tenths = time.perf_counter(), []
-    async with mock_cluster(_pools(2, 0.002), options.cores[0], said=said) as router:
+    async with mock_cluster(
+        _pools(2, 0.002), options.cores[0], said=said, processes=options.processes
+    ) as router:
         client = _client("grpc", router, said)
         received, ids, random = Received(), count(), Random(0)
 
