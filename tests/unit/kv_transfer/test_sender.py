@@ -107,6 +107,11 @@ async def test_bytes_that_are_not_what_their_digest_says_are_data_loss(transport
     async with decode_end() as decode, sender_of(MemoryFile(), digests=False) as sender:
         push = sender.open(KEY, decode.grant([1], transport=transport))
         push.send(0, [5])
+        async with asyncio.timeout(30):
+            # gRPC can lose the reason of a refusal that comes while a frame is being written, here
+            # the commit.
+            while push.error is None:
+                await asyncio.sleep(0.005)
         with pytest.raises(DataLoss, match="frame 0 has 0 digests for 1 blocks"):
             await push.commit(1, 4, 0.0)
         assert decode.committed == []
