@@ -62,10 +62,10 @@ async def serve(
     """Runs a router until a signal ends it.
 
     `folders` are those of the models that `config` serves. `place`: of this process among several
-    that share the addresses. `ready` receives the line `kvrelay ready
-    grpc=... http=... admin=...` once the configured number of workers is ready. Raises ConfigError
-    if an address is not available, ModelRefused if a model folder cannot be read, and Unavailable
-    if the registry is not reachable at the start.
+    that share the addresses. `ready` receives the line `kvrelay ready grpc=... http=... admin=...`
+    once the configured number of workers is ready. Raises ConfigError if an address is not
+    available, ModelRefused if a model folder cannot be read, and Unavailable if the registry is not
+    reachable at the start.
     """
     stop = StopRequest()
     stop.install()

@@ -11,6 +11,7 @@ from kvrelay.clock import Clock
 from kvrelay.config.config_file import load_policy
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.security.credentials import Credentials
+from kvrelay.wire.cluster import ClusterStatus
 from router.frontend.access import Access
 from router.frontend.adapter_operations import AdapterOperations
 from router.frontend.frontend import Frontend
@@ -132,9 +133,7 @@ class ServedModel:
         self._quarantine_topic = f"quarantine of {self.name}"
         self._siblings.answer(self._traffic_topic, self._own_traffic)
         self._siblings.answer(self._quarantine_topic, self._own_quarantine)
-        self.view = ClusterView(
-            self.driver, loaded.registry, self._heartbeat, self._traffic, self.name, config
-        )
+        self.view = ClusterView(self.driver, loaded.registry, self._heartbeat, self.name, config)
         self.adapters = AdapterOperations(
             self.name,
             card.adapters,
@@ -150,6 +149,10 @@ class ServedModel:
     def serves(self, name: str) -> bool:
         """Whether `name` is the name of this model or of one of its adapters."""
         return name == self.name or self.card.adapters.get(name) is not None
+
+    async def status(self) -> ClusterStatus:
+        """Returns the status of the model's pools and of this router."""
+        return await self.view.status((await self._traffic()).load)
 
     async def _traffic(self) -> RouterTraffic:
         """Returns the traffic of all processes of this router."""

@@ -153,7 +153,6 @@ def _print(
     config: ClusterConfig, models: list[CheckedModel], machine: Machine, problems: list[str]
 ) -> None:
     from kvrelay.config.listen import ENDPOINTS
-    from kvrelay.launch.checks.preflight import ROUTER_BYTES
 
     console = render.console()
     console.print(f"This machine: {machine}")
@@ -169,11 +168,8 @@ def _print(
         f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
         "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
     )
-    if config.router.processes > 1:
-        console.print(
-            f"The router: {config.router.processes} processes, about "
-            f"{size(config.router.processes * ROUTER_BYTES)}."
-        )
+    if routers := _router_bytes(config):
+        console.print(f"The router: {config.router.processes} processes, about {size(routers)}.")
     for warning in _warnings(models, machine):
         console.print(f"Warning: {warning}")
     ports = ", ".join(f"{name} {getattr(config.listen, name)}" for name in ENDPOINTS)
@@ -229,13 +225,11 @@ def _too_large(models: list[CheckedModel], machine: Machine) -> str:
     """Says whether the largest pools exceed the memory of this machine. A GPU holds weights and KV
     of its worker, so the memory of the host says nothing about pools with GPUs.
     """
-    from kvrelay.launch.checks.preflight import ROUTER_BYTES
-
     on_gpu = any(
         one.config.pool(pool).resources.num_gpus for one in models for pool in one.largest.sizes
     )
-    processes = models[0].config.router.processes
-    routers = processes * ROUTER_BYTES if processes > 1 else 0
+    config = models[0].config
+    routers = _router_bytes(config)
     total = sum(one.largest.num_bytes for one in models) + routers
     if on_gpu or total <= machine.memory_bytes:
         return ""
@@ -245,12 +239,19 @@ def _too_large(models: list[CheckedModel], machine: Machine) -> str:
         if policies
         else "lower prefill.replicas, decode.replicas or kv.memory"
     )
-    router = f" and {processes} processes of the router" if routers else ""
+    router = f" and {config.router.processes} processes of the router" if routers else ""
     return (
         f"the largest pools ({'; '.join(str(one.largest) for one in models)}){router} take up to "
         f"{size(total)}, and this machine has {size(machine.memory_bytes)}; {remedy}, or run the "
         "workers on more machines."
     )
+
+
+def _router_bytes(config: ClusterConfig) -> int:
+    """Memory of a router of several processes; 0 for one process, which is small."""
+    from kvrelay.launch.checks.preflight import ROUTER_BYTES
+
+    return config.router.processes * ROUTER_BYTES if config.router.processes > 1 else 0
 
 
 def _weight_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvrelay.config.listen import ENDPOINTS
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import ConfigError, KvRelayError
+from kvrelay.errors import KvRelayError
 from kvrelay.launch.child_command import ChildCommand
 from kvrelay.launch.child_supervisor import ChildSupervisor
 from kvrelay.launch.component_starter import ComponentStarter
@@ -18,6 +18,7 @@ from kvrelay.launch.endpoints import Endpoints
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
 from kvrelay.process.shared_port import claim_port
 from kvrelay.process.stop_request import StopRequest
+from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.process.telemetry import get_logger
 
 log = get_logger("cluster")
@@ -95,10 +96,7 @@ class RouterGroup:
             try:
                 claim, claimed = claim_port(address)
             except OSError as error:
-                raise ConfigError(
-                    f"listen.{endpoint}: cannot listen on {address}: {error}; end the process that "
-                    "listens there, or choose another port"
-                ) from error
+                raise cannot_listen(f"listen.{endpoint}", address, error) from error
             self._claims.enter_context(closing(claim))
             listen = listen.model_copy(update={endpoint: claimed})
         self._config = self._config.model_copy(update={"listen": listen})

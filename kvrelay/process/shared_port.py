@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 
 from kvrelay.process.held_port import held_port
+from kvrelay.process.tcp_address import socket_for
 
 
 def claim_port(address: str) -> tuple[socket.socket, str]:
@@ -21,11 +22,9 @@ def claim_port(address: str) -> tuple[socket.socket, str]:
         # A listener with SO_REUSEPORT would not notice others.
         with held_port(address):
             pass
-    family, kind, protocol, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    )[0]
-    claim = socket.socket(family, kind, protocol)
+    claim, target = socket_for(address)
     try:
+        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         share(claim)
         claim.bind(target)
     except OSError:
@@ -36,5 +35,4 @@ def claim_port(address: str) -> tuple[socket.socket, str]:
 
 def share(listener: socket.socket) -> None:
     """Lets other processes of this user listen at the same port. Call it before bind."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -170,7 +170,8 @@ class StatusPage:
         )
 
     async def _make(self) -> dict[bool, str]:
-        status = await self._view.status()
+        traffic = await self._traffic()
+        status = await self._view.status(traffic.load)
         now = self._clock.now()
         service = {
             # Clock of the requests' times, in ms.
@@ -193,7 +194,7 @@ class StatusPage:
         inside = (
             service
             | {"cluster": True, "registry": status.registry}
-            | self._cluster_figures(status, await self._traffic())
+            | self._cluster_figures(status, traffic)
         )
         return {
             sees: json.dumps(one, separators=(",", ":"))

@@ -60,9 +60,10 @@ class Exposition:
         milliseconds old.
         """
         name = "" if viewer.sees_cluster else viewer.name
-        if (known := self._texts.get(name)) is not None:
+        if (known := self._texts.fresh(name)) is not None:
             return known
         others = await self._siblings.ask(_TOPIC, _checked, name=name)
+        # Another scrape may have made it meanwhile.
         return self._texts.made(name, lambda: self._whole(name, others))
 
     def _whole(self, name: str, others: Sequence[bytes]) -> bytes:
@@ -77,7 +78,7 @@ class Exposition:
 
     def _share(self, name: str) -> bytes:
         """Returns the series of this process."""
-        return self._shares.get(name) or self._shares.made(name, lambda: self._series(name))
+        return self._shares.made(name, lambda: self._series(name))
 
     def _series(self, name: str) -> bytes:
         if name:
@@ -97,16 +98,19 @@ class _Spaced:
         self._texts: dict[str, bytes] = {}
         self._stale_at = float("-inf")
 
-    def get(self, key: str) -> bytes | None:
+    def fresh(self, key: str) -> bytes | None:
         """Returns the text, or None if it is to be made."""
-        return self._texts.get(key) if self._clock.now() < self._stale_at else None
+        if self._clock.now() >= self._stale_at:
+            self._texts.clear()
+        return self._texts.get(key)
 
     def made(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """Makes the text. All texts are stale a while after one was made."""
-        now = self._clock.now()
-        if now >= self._stale_at:
-            self._texts.clear()
-        began = time.thread_time()
+        """Returns the text, and makes it unless it is fresh. All texts are stale a while after one
+        was made.
+        """
+        if (known := self.fresh(key)) is not None:
+            return known
+        now, began = self._clock.now(), time.thread_time()
         self._texts[key] = make()
         self._stale_at = now + SPACING * (time.thread_time() - began)
         return self._texts[key]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.protocol_version import ours
 from kvrelay.state.registry_keys import RegistryKeys
-from kvrelay.types.control_plane import ControllerInfo, ScalingDecision
+from kvrelay.types.control_plane import ControllerInfo, RouterLoad, ScalingDecision
 from kvrelay.types.workers import POOLS, PendingWorker, PoolName, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.observability.heartbeat import Heartbeat
-from router.observability.traffic import RouterTraffic
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
@@ -30,14 +28,12 @@ class ClusterView:
         driver: Driver,
         registry: RouterRegistry,
         heartbeat: Heartbeat,
-        traffic: Callable[[], Awaitable[RouterTraffic]],
         model: str,
         config: ClusterConfig,
     ) -> None:
         self._driver = driver
         self._registry = registry
         self._heartbeat = heartbeat
-        self._traffic = traffic
         self.model = model
         # Names of all models of this router.
         self.models: tuple[str, ...] = (model,)
@@ -60,8 +56,10 @@ class ClusterView:
         self._desired |= await self._registry.desired()
         return self._desired
 
-    async def status(self) -> ClusterStatus:
-        """Returns the cluster's status. Errors of the registry appear in its field `registry`."""
+    async def status(self, load: RouterLoad) -> ClusterStatus:
+        """Returns the cluster's status. Errors of the registry appear in its field `registry`.
+        load: of this router.
+        """
         state = (
             self._driver.registry_state
             if self._driver.registry_state != "ok"
@@ -99,7 +97,7 @@ class ClusterView:
                 for pool in POOLS
             ),
             decisions=self._decisions,
-            router=(await self._traffic()).load,
+            router=load,
             block_bytes=max((one.block_bytes for one in known), default=0),
             block_size=self._config.kv.block_size,
             registry=state,

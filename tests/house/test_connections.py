@@ -12,9 +12,11 @@ PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router
 NOT_OF_A_CLUSTER = ("kvrelay/v1/", "kvrelay/bench/", "kvrelay/loadtest/", "kvrelay/verify/")
 OPENS = re.compile(
     r"\b(insecure_channel|secure_channel|add_insecure_port|add_secure_port|open_connection|open_unix_connection"
-    r"|create_connection|create_server|start_server|socket\.socket)\("
+    r"|create_connection|create_server|start_server|socket\.socket|socket_for)\("
 )
 KNOWN = {
+    "kvrelay/process/tcp_address.py": "sends nothing, takes nothing: makes the sockets that "
+    "others here bind",
     "kvrelay/process/held_port.py": "sends nothing, takes nothing: whether the addresses of "
     "the listeners are free",
     "kvrelay/process/shared_port.py": "sends nothing, takes nothing: claims the addresses of the "

@@ -27,6 +27,13 @@ MUTANTS = (
         (SEVERAL + "test_any_process_tells_of_all",),
     ),
     Mutant(
+        "scrapes that wait for siblings make one text",
+        EXPOSITION,
+        "if (known := self.fresh(key)) is not None:",
+        "if (known := self.fresh(key)) and False:",
+        ("unit/router/api/test_pacing.py::test_one_exposition_serves_all_who_ask_at_a_time",),
+    ),
+    Mutant(
         "a tenant sees its own requests of other processes",
         "router/observability/dashboard.py",
         "Tenant(viewer, frozenset(roles))",

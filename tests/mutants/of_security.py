@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant(
         "one exposition for all",
         "router/observability/exposition.py",
-        "if now >= self._stale_at:",
+        "if self._clock.now() >= self._stale_at:",
         "if True:",
         ("unit/router/api/test_pacing.py::test_one_exposition_serves_all_who_ask_at_a_time",),
     ),

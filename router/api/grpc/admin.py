@@ -38,10 +38,10 @@ class ClusterService(ClusterServiceServicer):
         """
         try:
             check_client(request)
-            view = self._shown(request.model).view
+            model = self._shown(request.model)
         except KvRelayError as error:
             await status.abort(context, error)
-        return cluster_status_to_proto(await view.status())
+        return cluster_status_to_proto(await model.status())
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext
@@ -63,7 +63,7 @@ class ClusterService(ClusterServiceServicer):
         except KvRelayError as error:
             await status.abort(context, error)
         while model.driver.state != "draining":
-            await context.write(cluster_status_to_proto(await model.view.status()))
+            await context.write(cluster_status_to_proto(await model.status()))
             await asyncio.sleep(interval)
 
     async def SetPoolSize(

@@ -11,8 +11,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvrelay.errors import ConfigError
 from kvrelay.process.held_port import held_port
+from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
@@ -123,10 +123,7 @@ class GrpcListener:
                 self._servers.append(server)
                 self.address = f"{host}:{listen(server, self.address, credentials)}"
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"{option}: cannot listen on {address}: {error}; end the process that listens "
-                "there, or choose another port"
-            ) from error
+            raise cannot_listen(option, address, error) from error
         self.add(health_pb2_grpc.add_HealthServicer_to_server, healthy)
         for server in self._servers:
             reflection.enable_server_reflection(

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from kvrelay.errors import ConfigError
 from kvrelay.process.shared_port import share
+from kvrelay.process.tcp_address import cannot_listen, socket_for
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.https import ssl_context
 from router.api.http.connections.acceptor import BACKLOG, Acceptor
@@ -103,13 +103,9 @@ def http_server(
 
 def http_listener(address: str, option: str, *, is_shared: bool = False) -> socket.socket:
     """Returns a socket that listens on HOST:PORT. Raises ConfigError."""
-    host, _, port = address.rpartition(":")
     listener = None
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        listener, target = socket_for(address)
         if is_shared:
             share(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,8 +119,5 @@ def http_listener(address: str, option: str, *, is_shared: bool = False) -> sock
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(
-            f"{option}: cannot listen on {address}: {error}; end the process that listens "
-            "there, or choose another port"
-        ) from error
+        raise cannot_listen(option, address, error) from error
     return listener

@@ -25,6 +25,7 @@ from kvrelay.clock import ManualClock
 from kvrelay.wire.inference import InferenceServiceStub, pb
 from router.core.queueing.request_pace import BURST, MAX_WAIT_S, PER_SECOND, Pace
 from router.frontend.waiting_room import WaitingRoom
+from router.siblings import Place
 
 gaps = st.lists(st.floats(0, 0.1), min_size=1, max_size=600)
 
@@ -373,9 +374,12 @@ async def test_no_tenant_has_all_calls(
                 await anext(stream)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 async def test_one_exposition_serves_all_who_ask_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int
 ) -> None:
+    """Also in a router of two processes, of which the other has ended."""
+    place = Place(tmp_path, 0, processes) if processes > 1 else None
     monkeypatch.setattr(router.observability.exposition, "SPACING", 1e9)
     rendered = 0
     render = router.observability.exposition.generate_latest
@@ -387,7 +391,7 @@ async def test_one_exposition_serves_all_who_ask_at_a_time(
 
     monkeypatch.setattr(router.observability.exposition, "generate_latest", counted)
     async with (
-        running_router() as running,
+        running_router(place=place) as running,
         httpx.AsyncClient(base_url=running.http, timeout=60) as http,
     ):
         answers = await asyncio.gather(*(http.get("/metrics") for _ in range(20)))
