@@ -13,10 +13,8 @@ import torch
 from kv_transfer.blocks.plan import Layers, Places
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE
 from kvrelay.engine.base.quantised_kv import dequantise, quantise
+from kvrelay.engine.base.token_views import scale_view, token_views
 from kvrelay.types.kv_layout import SCALE_DTYPE, KvLayout, LayerKv
-
-# Keys, or columns of values, of one packed tile in the kernels' order.
-_PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,49 +123,17 @@ def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
 
 
 def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
-    """Views of a rank's K or V region, [num_blocks, tokens..., heads, dim...], for int4 with the
-    bytes of dim.
-
-    One view, or two: one of the dim's columns in whole tiles and one of the remaining columns.
-    """
+    """Views of a rank's K or V region; see `token_views`."""
     layout, layer = span.layout, _layer(span, layers, index)
-    dim = layer.v_dim if index % 2 else layer.k_dim
-    size, heads, word = layout.block_size, layer.kv_heads, layout.word
     first = 2 * layers.num if layout.is_quantised else 0
     region = _region(span, rank, first + index, layout.stored_dtype)
-    num = span.places.num_blocks
-    panel = _PANEL
-    if layout.dtype == "int4":
-        # A byte is a word of its own, of keys and of values.
-        dim, panel, word = dim // 2, _PANEL // 2, word and 1
-    if not word:
-        return [region.view(num, size, heads, dim)]
-    region = region.view(num, heads, size * dim)
-    if index % 2 == 0:
-        group = _PANEL if size % _PANEL == 0 else _PANEL // 2
-        return [
-            region.view(num, heads, size // group, dim // word, group, word).permute(
-                0, 2, 4, 1, 3, 5
-            )
-        ]
-    whole = dim // panel * panel
-    panels, rest = region[..., : size * whole], region[..., size * whole :]
-    parts = [
-        panels.view(num, heads, whole // panel, size // word, panel, word).permute(
-            0, 3, 5, 1, 2, 4
-        ),
-        rest.view(num, heads, size // word, dim - whole, word).permute(0, 2, 4, 1, 3),
-    ]
-    return [part for part in parts if part.numel()]
+    return token_views(region.view(span.places.num_blocks, -1), layout, layer, keys=index % 2 == 0)
 
 
 def _scales(span: Span, layers: Layers, index: int, rank: int) -> torch.Tensor:
     """A view [num_blocks, block_size, heads] of the region of a rank's scales."""
-    heads, size = _layer(span, layers, index).kv_heads, span.layout.block_size
     region = _region(span, rank, index, SCALE_DTYPE)
-    if span.layout.word:
-        return region.view(-1, heads, size).transpose(1, 2)
-    return region.view(-1, size, heads)
+    return scale_view(region, span.layout, _layer(span, layers, index).kv_heads)
 
 
 def _region(span: Span, rank: int, number: int, dtype: str) -> torch.Tensor:
