@@ -29,7 +29,10 @@ from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, sample, score
 from kvrelay.engine.sequence_segment import Segment
+from kvrelay.engine.token_eviction.evictor import TokenEvictor
+from kvrelay.engine.token_eviction.methods import token_evictor
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
+from kvrelay.types.eviction import EvictionMethod
 from kvrelay.types.kv_layout import KvLayout, check_dtype
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
@@ -51,6 +54,7 @@ class ModelRunner:
         flashinfer: bool = False,
         group: RankGroup | None = None,
         adapter_slots: int = 0,
+        eviction: EvictionMethod | None = None,
     ) -> None:
         """Selects the forward pass. With a group, `loaded` is this rank's share."""
         self.layout = layout
@@ -98,8 +102,14 @@ class ModelRunner:
         elif without_kernels:
             self._forward = TorchForward(loaded.model, kv, self.adapters.step)
         else:
-            self._forward = NativeForward(loaded.model, kv, self.adapters.step)
+            self._forward = NativeForward(
+                loaded.model, kv, self.adapters.step, watched=eviction is not None
+            )
             self.not_captured = self._forward.not_captured
+        # Drops tokens of sequences; None without eviction.
+        self.evictor: TokenEvictor | None = (
+            None if eviction is None else token_evictor(eviction, loaded, kv, self.forward)
+        )
 
     @classmethod
     def load(
@@ -118,6 +128,7 @@ class ModelRunner:
         group: RankGroup | None = None,
         adapter_slots: int = 0,
         latents: bool = True,
+        eviction: EvictionMethod | None = None,
     ) -> ModelRunner:
         """Loads the model onto `device`, then continues as `of`. `threads` is set for the whole
         process. latents: as in `load_model`.
@@ -151,6 +162,7 @@ class ModelRunner:
             kernels=kernels,
             group=group,
             adapter_slots=adapter_slots,
+            eviction=eviction,
         )
 
     @classmethod
@@ -166,6 +178,7 @@ class ModelRunner:
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
         adapter_slots: int = 0,
+        eviction: EvictionMethod | None = None,
     ) -> ModelRunner:
         """Allocates up to `kv_bytes` for KV on the model's device. A function chooses the bytes
         when the model is loaded, and may raise ConfigError.
@@ -177,11 +190,15 @@ class ModelRunner:
           not.
         - max_model_len: limited to what the model allows.
         - adapter_slots: most adapters at a time; see `adapters`.
+        - eviction: how `evictor` chooses tokens; None for no evictor.
 
         Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
-        not free, if int8 weights have no kernels, or if int4 cannot hold the heads.
+        not free, if int8 weights have no kernels, if int4 cannot hold the heads, or if the model
+        cannot be served with the eviction.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
+        if eviction is not None and (obstacle := _why_without_eviction(loaded, group)):
+            raise ConfigError(f"kv.eviction: {obstacle}")
         layout = loaded.layout(block_size, kv_dtype)
         check_dtype(layout.dtype, layout.layers)
         wanted = kernels == "auto"
@@ -217,6 +234,7 @@ class ModelRunner:
                 flashinfer=wanted,
                 group=group,
                 adapter_slots=adapter_slots,
+                eviction=eviction,
             )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -310,7 +328,9 @@ class ModelRunner:
         for segment in segments:
             row, new = len(token_ids), len(segment.token_ids)
             slot = self.adapters.slot(segment.adapter) if segment.adapter else None
-            parts.append(Part(row, new, segment.start, segment.blocks, slot))
+            parts.append(
+                Part(row, new, segment.past, segment.blocks, slot, segment.dropped, segment.queries)
+            )
             token_ids += segment.token_ids
         return self._forward(Step(token_ids, parts, rows, on_layer))
 
@@ -374,6 +394,20 @@ def _why_without_adapters(loaded: LoadedModel, group: RankGroup | None) -> str:
         )
     if loaded.model.device.type != "cpu":
         return "the model is on a GPU, and adapters run on CPUs; set num_gpus: 0"
+    return ""
+
+
+def _why_without_eviction(loaded: LoadedModel, group: RankGroup | None) -> str:
+    """The reason why tokens cannot be dropped; empty if they can."""
+    if group is not None:
+        return "ranks share the KV of a token; set tensor_parallel: 1, or leave eviction out"
+    if loaded.model.device.type != "cpu":
+        return "tokens are dropped on CPUs only; set num_gpus: 0, or leave eviction out"
+    if loaded.windowed:
+        return (
+            "the model attends to the last tokens only in some layers (a sliding window), and "
+            "windows count dropped tokens; leave eviction out"
+        )
     return ""
 
 

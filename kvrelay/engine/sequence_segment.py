@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvrelay.engine.base.step_input import Queries
 from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.errors import InvalidArgument, KvRelayError
@@ -14,7 +15,7 @@ from kvrelay.types.kv_layout import KvLayout
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive new tokens of one sequence, the first at position `start`. The KV of all earlier
-    tokens is in `blocks`.
+    tokens but `dropped` is in `blocks`, in any order.
 
     `blocks` is the sequence's block table and reaches at least to the last new token. With
     `sample`, a token is sampled from the logits after the last new token.
@@ -23,7 +24,8 @@ class Segment:
     after each draft, on the assumption that the earlier drafts are right. Samples after the first
     wrong draft are discarded. The token ids of `sample` include all drafts.
 
-    With `scores`, the log-probabilities of the prompt's tokens are added to it.
+    With `scores`, the log-probabilities of the prompt's tokens are added to it. With `queries`, the
+    queries of the new tokens are added to that.
     """
 
     token_ids: Sequence[int]
@@ -34,6 +36,13 @@ class Segment:
     scores: PromptScores | None = None
     # Id of the sequence's adapter; empty for the base model.
     adapter: str = ""
+    dropped: int = 0
+    queries: Queries | None = None
+
+    @property
+    def past(self) -> int:
+        """Tokens before the segment that have KV."""
+        return self.start - self.dropped
 
     @property
     def scored(self) -> range:
@@ -76,8 +85,9 @@ class Segment:
         these sizes can run the segment.
         """
         end = self.start + len(self.token_ids)
-        needed = layout.blocks_for(end)
-        if not self.token_ids or self.start < 0 or end > max_model_len:
+        stored = self.past + len(self.token_ids)
+        needed = layout.blocks_for(stored)
+        if not self.token_ids or not 0 <= self.dropped <= self.start or end > max_model_len:
             return InvalidArgument(
                 f"a segment of tokens {self.start} to {end} is empty or outside of 0 to "
                 f"{max_model_len}"
@@ -88,7 +98,7 @@ class Segment:
             )
         if len(self.blocks) < needed:
             return InvalidArgument(
-                f"{end} tokens need {needed} blocks, and the block table has {len(self.blocks)}"
+                f"{stored} tokens need {needed} blocks, and the block table has {len(self.blocks)}"
             )
         if not 0 <= min(self.blocks) <= max(self.blocks) < num_blocks:
             return InvalidArgument(f"a block number is outside of 0 to {num_blocks - 1}")

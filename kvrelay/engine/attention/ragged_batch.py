@@ -51,6 +51,8 @@ class RaggedBatch:
     slots: torch.Tensor
     parts: Sequence[RaggedPart]
     on_layer: OnLayer | None = None
+    # Parts of the step that ask for its queries.
+    asking: Sequence[Part] = ()
 
     def attend(
         self,
@@ -69,6 +71,10 @@ class RaggedBatch:
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self.on_layer is not None:
             self.on_layer(layer_index)
+        for one in self.asking:
+            assert one.queries is not None
+            rows = slice(one.row, one.row + one.new)
+            one.queries.add(layer_index, query[0, :, rows], scale)
         heads, groups = key.shape[1], query.shape[1] // key.shape[1]
         query = query[0].view(heads, groups, *query.shape[2:])
         sinks = None if sinks is None else sinks.view(heads, groups)

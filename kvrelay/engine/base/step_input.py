@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+
+class Queries(Protocol):
+    """Keeps the queries of a sequence's new tokens."""
+
+    def add(self, layer: int, query: torch.Tensor, scale: float) -> None:
+        """Takes the queries [Hq, new, Dk] of the sequence's new tokens in a layer, after the
+        position embedding, and the factor of their scores. Layers come in order. The memory is
+        valid during the call.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """The new tokens of one sequence: rows [row, row + new) of the pass, after `past` tokens whose
-    KV is stored.
+    KV is stored, and `dropped` tokens whose KV was.
     """
 
     row: int
@@ -19,10 +33,13 @@ class Part:
     blocks: Sequence[int]
     # The slot of the sequence's adapter; None for the base model.
     adapter: int | None = None
+    dropped: int = 0
+    # Told the queries of the new tokens, if anybody needs them.
+    queries: Queries | None = None
 
     @property
     def end(self) -> int:
-        """Length of the sequence in tokens, new tokens included."""
+        """Tokens with KV, new tokens included."""
         return self.past + self.new
 
 
@@ -43,14 +60,14 @@ class Step:
     @property
     def positions(self) -> list[int]:
         """[T]: the position of each token in its sequence."""
-        return [position for part in self.parts for position in range(part.past, part.end)]
+        return [part.dropped + place for part in self.parts for place in range(part.past, part.end)]
 
     def slots(self, block_size: int) -> list[int]:
         """[T]: block * block_size + offset, where the KV of each token goes."""
         return [
-            part.blocks[position // block_size] * block_size + position % block_size
+            part.blocks[place // block_size] * block_size + place % block_size
             for part in self.parts
-            for position in range(part.past, part.end)
+            for place in range(part.past, part.end)
         ]
 
     @property

@@ -65,14 +65,20 @@ class NativeForward:
     """
 
     def __init__(
-        self, model: PreTrainedModel, kv: KvPool, adapters: StepAdapters | None = None
+        self,
+        model: PreTrainedModel,
+        kv: KvPool,
+        adapters: StepAdapters | None = None,
+        *,
+        watched: bool = False,
     ) -> None:
         """`adapters` is read by the layers that adapters change. Steps without adapters have
-        captured graphs of their own, which do not contain the updates.
+        captured graphs of their own, which do not contain the updates. watched: whether steps tell
+        the queries of parts that ask for them.
         """
         self._model = model
         self._adapters = adapters or StepAdapters()
-        self._batch = PagedBatch(kv)
+        self._batch = PagedBatch(kv, watched=watched)
         self._pool = BufferPool()
         self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
         # Recent steps of each shape.
@@ -96,7 +102,9 @@ class NativeForward:
             inputs.fill(step)
             self._batch.update(step.parts, step.on_layer)
             return captured.run()
-        return self._capture(step) if self._pays(shape) else self._run(step)
+        # What takes the queries would be captured with the step.
+        watched = any(part.queries is not None for part in step.parts)
+        return self._capture(step) if self._pays(shape) and not watched else self._run(step)
 
     @torch.inference_mode()
     def capture_decode_steps(self, most: int, seconds: float) -> None:

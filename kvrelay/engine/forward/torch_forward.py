@@ -43,9 +43,9 @@ class TorchForward:
             SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)]))
             for part in step.parts
         ]
-        return RaggedBatch(
-            self._kv, self._tensor(step.slots(layout.block_size)), parts, step.on_layer
-        )
+        slots = self._tensor(step.slots(layout.block_size))
+        asking = [part for part in step.parts if part.queries is not None]
+        return RaggedBatch(self._kv, slots, parts, step.on_layer, asking)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._model.device)

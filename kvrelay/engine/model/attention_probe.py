@@ -67,6 +67,8 @@ class Probed:
     dtype: str
     # True if the model does not pass unknown keyword arguments on to its attention.
     drops_keywords: bool
+    # True if a layer attends to fewer tokens than the longest sequence has.
+    windowed: bool = False
 
 
 def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
@@ -134,7 +136,8 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
             f"{', '.join(DTYPES)} for all layers"
         )
     drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
-    return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords)
+    windowed = any((call.kwargs.get("sliding_window") or max_len) < max_len for call in calls)
+    return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords, windowed)
 
 
 def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:

@@ -51,6 +51,8 @@ class LoadedModel:
     tokenizer_id: str = ""
     # The folder of these files. Empty for a model without files.
     folder: str = ""
+    # True if a layer attends to fewer tokens than the longest sequence has.
+    windowed: bool = False
 
     def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
         """The KV layout. kv_dtype auto is the dtype that the model attends in."""
@@ -168,6 +170,7 @@ def loaded_model(
         kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in probed.layers),
         kv_dtype=probed.dtype,
         ranks=ranks,
+        windowed=probed.windowed,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -28,8 +29,12 @@ class PagedBatch:
     before each step.
     """
 
-    def __init__(self, kv: KvPool) -> None:
+    def __init__(self, kv: KvPool, *, watched: bool = False) -> None:
+        """watched: whether steps tell the queries of parts that ask for them."""
         self._kv = kv
+        self._watched = watched
+        # Parts that ask for the queries of this step.
+        self._asking: list[Part] = []
         self._struct = args.Batch()
         self._held: tuple[array[int], ...] = ()
         self._on_layer: OnLayer | None = None
@@ -45,6 +50,7 @@ class PagedBatch:
         tokens.
         """
         self._on_layer = on_layer
+        self._asking = [part for part in parts if part.queries is not None]
         tables = array("i")
         described = array("q")
         for part in parts:
@@ -79,6 +85,8 @@ class PagedBatch:
             aside(lambda: self._tell(layer_index))
         sinks = None if sinks is None else sinks.float().contiguous()
         query = query if query.stride(3) == 1 else query.contiguous()
+        if self._watched:
+            aside(partial(self._show, layer_index, scale), query)
         if self._kv.layout.dtype == "int4":
             query = _rotated(query)
         y = empty((1, query.shape[2], query.shape[1], value.shape[3]), query.dtype)
@@ -112,6 +120,13 @@ class PagedBatch:
     def _tell(self, layer_index: int) -> None:
         if self._on_layer is not None:
             self._on_layer(layer_index)
+
+    def _show(self, layer_index: int, scale: float, query: torch.Tensor) -> None:
+        """query [1, Hq, T, Dk]."""
+        for part in self._asking:
+            assert part.queries is not None
+            rows = slice(part.row, part.row + part.new)
+            part.queries.add(layer_index, query[0, :, rows], scale)
 
     def _store(
         self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None

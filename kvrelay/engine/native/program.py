@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -219,11 +220,14 @@ def once(compute: Callable[[torch.Tensor], Result], x: torch.Tensor) -> Result:
     return compute(x) if program is None else program.once(compute, x)
 
 
-def aside(function: Callable[[], None]) -> None:
-    """Calls a function that is no kernel, and adds it to the program during a recording."""
-    if _recording.program is not None:
-        _recording.program.add_torch(function)
-    function()
+def aside(function: Callable[..., None], *tensors: torch.Tensor) -> None:
+    """Calls a function that is no kernel with the tensors, and adds the call to the program during
+    a recording. Their memory is valid during the call.
+    """
+    program = _recording.program
+    if program is not None:
+        program.add_torch(partial(function, *map(program.pool.uncounted, tensors)))
+    function(*tensors)
 
 
 def call(kernel: str, arguments: ctypes.Structure) -> None:

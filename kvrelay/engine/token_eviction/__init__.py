@@ -1,0 +1,1 @@
+"""Drops tokens of a long sequence from its KV, and gives the memory back."""

@@ -1,0 +1,86 @@
+"""Measures where a model's queries lie, over a short text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.model.loader import LoadedModel
+from kvrelay.engine.sequence_segment import Segment
+from kvrelay.engine.token_eviction.calibration_text import TEXT
+from kvrelay.engine.token_eviction.rotary import Rotary
+from kvrelay.engine.token_eviction.trigonometric_scores import QueryCentre
+from kvrelay.errors import ConfigError
+
+# Tokens, at most.
+LENGTH = 512
+# Positions between the two runs of the check.
+_APART = 64
+# Largest relative difference of the first layer's queries, once they are turned back.
+_UNLIKE = 0.05
+
+Forward = Callable[[Sequence[Segment], Sequence[int]], torch.Tensor]
+"""Runs segments, and returns logits after some of their tokens."""
+
+
+class _Centres:
+    """Takes the queries of one run."""
+
+    def __init__(self, positions: torch.Tensor, rotary: Rotary) -> None:
+        self._positions = positions
+        self._rotary = rotary
+        self.found: list[QueryCentre] = []
+        # The pairs of the first layer, turned back: [Hq, T, F].
+        self.first = torch.empty(0)
+
+    def add(self, layer: int, query: torch.Tensor, scale: float) -> None:
+        """See `step_input.Queries`."""
+        query = query.float()
+        if layer == 0:
+            turned_back = self._rotary.phases(self._positions).conj()
+            self.first = self._rotary.pairs(query) * turned_back
+        self.found.append(QueryCentre.of(query, self._positions, self._rotary))
+
+
+def query_centres(
+    loaded: LoadedModel, kv: KvPool, rotary: Rotary, forward: Forward
+) -> list[QueryCentre]:
+    """The centre of each layer's queries. Overwrites the first blocks of the memory.
+
+    Raises ConfigError if the first layer's queries are not turned as `Rotary` says: there they
+    depend on the position in no other way.
+    """
+    room = min(LENGTH, loaded.max_model_len, kv.num_blocks * kv.layout.block_size)
+    tokens = _tokens(loaded, room)
+    apart = min(_APART, loaded.max_model_len - len(tokens))
+    runs = []
+    for start in (0, apart):
+        run = _Centres(torch.arange(start, start + len(tokens)), rotary)
+        blocks = range(kv.layout.blocks_for(len(tokens)))
+        forward([Segment(tokens, start, blocks, dropped=start, queries=run)], [len(tokens) - 1])
+        runs.append(run)
+    here, there = (run.first for run in runs)
+    if not apart or (here - there).norm() > _UNLIKE * here.norm():
+        raise ConfigError(
+            "kv.eviction: triattention needs rotary position embeddings in the order of Llama, "
+            f"which {type(loaded.model).__name__} does not have; set method: attention"
+        )
+    return runs[0].found
+
+
+def _tokens(loaded: LoadedModel, room: int) -> list[int]:
+    """Tokens of the text, or any tokens if the model has no tokenizer. Leaves positions for the
+    check.
+    """
+    room = max(1, min(room, loaded.max_model_len - _APART))
+    path = Path(loaded.folder or "", "tokenizer.json")
+    if loaded.folder and path.exists():
+        tokens = Tokenizer.from_file(str(path)).encode(TEXT).ids
+        return [token for token in tokens if token < loaded.vocab_size][:room]
+    generator = random.Random(0)
+    return [generator.randrange(loaded.vocab_size) for _ in range(room)]

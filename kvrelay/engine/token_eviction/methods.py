@@ -1,0 +1,43 @@
+"""Makes the evictor of a model by the name of its method."""
+
+from __future__ import annotations
+
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.model.loader import LoadedModel
+from kvrelay.engine.token_eviction.calibration import Forward, query_centres
+from kvrelay.engine.token_eviction.evictor import TokenEvictor
+from kvrelay.engine.token_eviction.rotary import Rotary
+from kvrelay.engine.token_eviction.row_mover import RowMover
+from kvrelay.engine.token_eviction.token_scores import AttentionScores, TokenScores, WindowScores
+from kvrelay.engine.token_eviction.trigonometric_scores import TrigonometricScores
+from kvrelay.errors import ConfigError
+from kvrelay.types.eviction import EvictionMethod
+
+
+def token_evictor(
+    method: EvictionMethod, loaded: LoadedModel, kv: KvPool, forward: Forward
+) -> TokenEvictor:
+    """The evictor of a model whose KV memory is not used yet. Overwrites the first blocks. Raises
+    ConfigError if the method cannot serve the model.
+    """
+    mover, size = RowMover(kv), kv.layout.block_size
+    scores: TokenScores
+    match method:
+        case "window":
+            scores = WindowScores()
+        case "attention":
+            scores = AttentionScores(mover, len(kv.layers))
+        case "triattention":
+            rotary = _rotary(loaded)
+            scores = TrigonometricScores(mover, rotary, query_centres(loaded, kv, rotary, forward))
+    return TokenEvictor(mover, scores, size)
+
+
+def _rotary(loaded: LoadedModel) -> Rotary:
+    rotary = Rotary.of(loaded.model)
+    if rotary is None:
+        raise ConfigError(
+            f"kv.eviction: triattention needs rotary position embeddings, which "
+            f"{type(loaded.model).__name__} does not have; set method: attention"
+        )
+    return rotary

@@ -1,0 +1,90 @@
+"""How much the KV of each token of a sequence matters. The tokens with the lowest scores are
+dropped.
+
+Blocks hold the KV of all layers and heads, so a token is kept or dropped in all of them, by the
+mean of their scores. The papers keep other tokens in each head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from kvrelay.engine.token_eviction.recent_queries import RecentQueries
+from kvrelay.engine.token_eviction.row_mover import RowMover
+
+# Tokens over which the attention of neighbours counts, as in SnapKV (Li et al., 2024), section 4.
+POOLED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """The tokens of a sequence that have KV."""
+
+    # [n] int64: the block table.
+    blocks: torch.Tensor
+    # [rows] int64: position of each row's token.
+    positions: torch.Tensor
+    # Of the last tokens; None unless the scores need them.
+    queries: RecentQueries | None = None
+
+
+class TokenScores(Protocol):
+    """A method of eviction."""
+
+    # Whether the queries of the last tokens are needed.
+    needs_queries: bool
+
+    def of(self, tokens: HeldTokens) -> torch.Tensor:
+        """The scores [rows] of the tokens, float32."""
+        ...
+
+
+class WindowScores:
+    """The last tokens matter most: StreamingLLM (Xiao et al., 2023)."""
+
+    needs_queries = False
+
+    def of(self, tokens: HeldTokens) -> torch.Tensor:
+        """See `TokenScores`."""
+        return tokens.positions.float()
+
+
+class AttentionScores:
+    """What the last tokens attended to matters most: SnapKV (Li et al., 2024), section 4."""
+
+    needs_queries = True
+
+    def __init__(self, mover: RowMover, num_layers: int) -> None:
+        self._mover = mover
+        self._num_layers = num_layers
+
+    def of(self, tokens: HeldTokens) -> torch.Tensor:
+        """See `TokenScores`."""
+        count = len(tokens.positions)
+        assert tokens.queries is not None
+        mass = torch.zeros(count)
+        for layer in range(self._num_layers):
+            keys = self._mover.keys(layer, tokens.blocks, count)
+            queries = tokens.queries.of(layer)
+            # The query heads of a group are rows of one matrix product.
+            grouped = queries.reshape(keys.shape[1], -1, queries.shape[-1])
+            scores = torch.baddbmm(
+                torch.zeros(()),
+                grouped,
+                keys.permute(1, 2, 0),
+                beta=0,
+                alpha=tokens.queries.scales[layer],
+            )
+            mass += scores.softmax(dim=-1).mean(dim=(0, 1))
+        return _pooled(mass / self._num_layers, tokens.positions)
+
+
+def _pooled(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The largest score among each token's neighbours, so that words are kept whole."""
+    order = positions.argsort()
+    neighbours = F.max_pool1d(scores[order][None], POOLED, stride=1, padding=POOLED // 2)[0]
+    return torch.empty_like(scores).index_copy_(0, order, neighbours)
