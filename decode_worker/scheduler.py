@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from decode_worker.chunk_budget import ChunkBudget
 from decode_worker.drafter import Drafter
+from decode_worker.token_budget import TokenBudget
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.worker.scheduler import Scheduler
@@ -38,11 +39,13 @@ class DecodeScheduler(Scheduler):
         chunk_tokens: int,
         drafter: Drafter | None = None,
         itl_s: float | None = None,
+        token_budget: TokenBudget | None = None,
     ) -> None:
         """itl_s: the least ITL in seconds that prompts leave to decoding sequences; None for no
-        such aim.
+        such aim. token_budget: when sequences drop tokens; None if they keep all.
         """
         super().__init__(cache, chunk_tokens)
+        self._token_budget = token_budget
         self._drafter = drafter
         self.chunk_budget = ChunkBudget(chunk_tokens, min(chunk_tokens, cache.block_size))
         # Whether a sequence may join at any time. It would wait for the end of the running step.
@@ -63,6 +66,11 @@ class DecodeScheduler(Scheduler):
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._active
         yield from self._waiting
+
+    @property
+    def active(self) -> tuple[Sequence, ...]:
+        """Sequences with blocks, oldest first."""
+        return tuple(self._active)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -95,7 +103,7 @@ class DecodeScheduler(Scheduler):
         first = self._waiting[0] if self._waiting else None
         if first is None or first.spec.priority > priority:
             return 0
-        return first.blocks_missing(len(first.tokens)) + len(self._active)
+        return first.blocks_missing(self._held(first)) + len(self._active)
 
     def prompt_tokens_per_second(self, answering: float, now: float) -> float | None:
         """Returns the rate at which a prompt would be computed: 0 if the answers leave no time,
@@ -158,7 +166,7 @@ class DecodeScheduler(Scheduler):
                     continue
                 self._waiting.remove(sequence)
                 self._activate(sequence)
-            num_tokens = min(self._budget(sequence, budget), sequence.uncomputed)
+            num_tokens = min(self._budget(sequence, budget), self._computable(sequence))
             budget -= num_tokens
             self._turns.charge(sequence, num_tokens)
             batch.append(self._work(sequence, num_tokens, now))
@@ -181,11 +189,12 @@ class DecodeScheduler(Scheduler):
         self._end(sequence)
 
     def _grow(self) -> None:
-        """Gives every active sequence the block that its next token needs."""
+        """Gives every active sequence the block that its next tokens need."""
         index = 0
         while index < len(self._active):
             try:
-                self._active[index].take_blocks(self._cache, len(self._active[index].tokens))
+                sequence = self._active[index]
+                sequence.take_blocks(self._cache, self._held(sequence))
                 index += 1
             except OutOfBlocks:
                 place = self._victim()
@@ -224,13 +233,14 @@ class DecodeScheduler(Scheduler):
         # The search for a cached prefix takes long, so it is not repeated in vain.
         if state == self._no_room:
             return False
-        sequence.take_prefix(self._cache)
-        missing = sequence.blocks_missing(len(sequence.tokens))
+        budget = self._token_budget
+        sequence.take_prefix(self._cache, None if budget is None else budget.cacheable(sequence))
+        missing = sequence.blocks_missing(self._held(sequence))
         if missing + len(self._active) > pool.num_available:
             sequence.drop_blocks(self._cache)
             self._no_room = state
             return False
-        sequence.take_blocks(self._cache, len(sequence.tokens))
+        sequence.take_blocks(self._cache, self._held(sequence))
         if sequence.started is None:
             sequence.started = now
             sequence.cached_tokens = sequence.num_computed
@@ -244,11 +254,25 @@ class DecodeScheduler(Scheduler):
             return ()
         length = len(sequence.tokens)
         spare = max(0, self._cache.pool.num_available - len(self._active))
-        draft = self._drafter.draft(
-            sequence, (len(sequence.blocks) + spare) * self._cache.block_size - length
-        )
+        room = (len(sequence.blocks) + spare) * self._cache.block_size
+        room -= length - sequence.num_dropped
+        if self._token_budget is not None:
+            room = min(room, self._token_budget.most_drafts(sequence))
+        draft = self._drafter.draft(sequence, room)
         sequence.take_blocks(self._cache, length + len(draft))
         return draft
+
+    def _held(self, sequence: Sequence) -> int:
+        """The tokens up to which the sequence needs blocks."""
+        budget = self._token_budget
+        return len(sequence.tokens) if budget is None else budget.held(sequence)
+
+    def _computable(self, sequence: Sequence) -> int:
+        """The tokens that one step may compute, if it has time for them."""
+        budget = self._token_budget
+        if budget is None:
+            return sequence.uncomputed
+        return min(sequence.uncomputed, budget.step_end(sequence) - sequence.num_computed)
 
     def _activate(self, sequence: Sequence) -> None:
         self._active.append(sequence)

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from decode_worker.draft_model import draft_proposer
 from decode_worker.drafter import Drafter
+from decode_worker.eviction import Eviction
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.token_eviction.recent_queries import WINDOW
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.requests import SequenceSpec
@@ -36,6 +41,8 @@ class DecodeStage(Stage):
         config = context.config.decode
         self._context = context
         self._drafter: Drafter | None = None
+        # Drops tokens of long sequences; None if they keep all.
+        self._eviction: Eviction | None = None
         self.scheduler, self._build_steps = self._batch()
         self.inbound = InboundKv(context, self._join)
         self._leases = self.inbound.leases
@@ -61,10 +68,34 @@ class DecodeStage(Stage):
         self._drafter = drafter
         slo = context.config.slo
         itl_s = None if slo is None else slo.itl_s
-        scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s)
+        self._eviction = eviction = self._make_eviction()
+        budget = None if eviction is None else eviction.budget
+        scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s, budget)
+
+        async def prepare() -> None:
+            if eviction is not None:
+                await eviction.keep(scheduler.active)
+            await scheduler.prepare()
+
+        needed = eviction is not None or drafter is not None
         return scheduler, lambda reporter: StepLoop(
-            context, scheduler, reporter, scheduler.prepare if drafter is not None else None
+            context, scheduler, reporter, prepare if needed else None
         )
+
+    def _make_eviction(self) -> Eviction | None:
+        context, config = self._context, self._context.config.kv.eviction
+        if config is None:
+            return None
+        evictor = cast(ModelRunner, context.runner).evictor
+        assert evictor is not None, "the runner was loaded without eviction"
+        window = WINDOW if evictor.needs_queries else 0
+        budget = TokenBudget(config.budget_tokens, context.cache.block_size, window)
+        return Eviction(budget, evictor, context.cache, context.engine, self._evicted_badly)
+
+    def _evicted_badly(self, sequence: Sequence, error: Exception) -> None:
+        text = f"dropping tokens of the KV failed at token {len(sequence.tokens)}: {error}"
+        self.abort(sequence.spec.key)
+        self._context.fail(sequence.spec.key, Code.INTERNAL, text)
 
     def check_integrity(self) -> None:
         """Checks the memory of the drafts. Raises IntegrityError."""
@@ -229,7 +260,9 @@ class DecodeStage(Stage):
     def _run_local(self, spec: SequenceSpec, session: RouterSession) -> None:
         sequence = self._context.sequence(spec)
         self._context.sessions[spec.key] = session
-        if self._tiers is None:
+        # Its steps have to end where it evicts.
+        evicts = self._eviction is not None and spec.num_emitted > 0
+        if self._tiers is None or evicts:
             self._decoding[spec.key] = sequence
             self.scheduler.add(sequence)
             self._context.work.set()

@@ -21,6 +21,7 @@ from kvrelay import errors
 from kvrelay.cli.main import app
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.planning.quantity import size as text_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -55,6 +56,9 @@ NESTED = {
     "*.kv.block_size": "Tokens per KV block of this pool. `null` takes `kv.block_size`.",
     "*.kv.memory": "KV cache of one worker of this pool. `null` takes `kv.memory`.",
     "*.kv.tiers": "Tiers of this pool. `null` takes `kv.tiers`; `[]` means none.",
+    "kv.eviction.method": "How the tokens to drop are chosen.",
+    "kv.eviction.budget_tokens": "Tokens of one sequence that have KV when it drops some. A prompt "
+    "is computed whole before.",
     "kv.tiers.kind": "`host`: memory of the worker's process. `disk`: files.",
     "kv.tiers.size": "Bytes of one worker.",
     "kv.tiers.path": "Folder of a disk tier, relative to this file. Workers of one host share it.",
@@ -161,7 +165,7 @@ def shown_default(value: Mapping[str, Any], key: str) -> str:
         return "required"
     default = value["default"]
     if key.endswith("memory") and isinstance(default, int):
-        return f"`{default // 2**30}GiB`"
+        return f"`{text_of(default).replace(' ', '')}`"
     return f"`{json.dumps(default) if not isinstance(default, str) else default}`"
 
 

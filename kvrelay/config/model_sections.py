@@ -89,6 +89,11 @@ class SloConfig(Section):
         return self.itl_ms / 1000
 
 
+# The first block and the last tokens of a sequence are never dropped, and eviction frees whole
+# blocks of the others.
+_BLOCKS_OF_BUDGET = 8
+
+
 class ModelSections(Section):
     """The sections of one model."""
 
@@ -163,6 +168,35 @@ class ModelSections(Section):
                     "CPUs; set num_gpus: 0, or serve no adapters",
                     (pool, "resources", "num_gpus"),
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_can_be_evicted(self) -> ModelSections:
+        eviction, decode = self.kv.eviction, self.decode
+        if eviction is None:
+            return self
+        for key, is_bad, text in (
+            (("engine",), decode.engine == "vllm", "vllm keeps the KV of all tokens"),
+            (("tensor_parallel",), decode.tensor_parallel > 1, "ranks share the KV of a token"),
+            (
+                ("resources", "num_gpus"),
+                bool(decode.resources.num_gpus),
+                "tokens are dropped on CPUs only",
+            ),
+        ):
+            if is_bad:
+                raise BadValue(
+                    f"cannot be combined with kv.eviction: {text}; leave eviction out",
+                    ("decode", *key),
+                )
+        least = _BLOCKS_OF_BUDGET * self.pool_kv("decode").block_size
+        if eviction.budget_tokens < least:
+            raise BadValue(
+                f"{eviction.budget_tokens} tokens are less than {_BLOCKS_OF_BUDGET} blocks of a "
+                f"decode worker, which are {least} tokens; set {least} or more, or a smaller "
+                "kv.block_size",
+                ("kv", "eviction", "budget_tokens"),
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from kvrelay.config.section import (
     Section,
 )
 from kvrelay.config.tiers import TierConfig, check_tiers
+from kvrelay.types.eviction import EvictionMethod
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _MAX_CORES = 4096
@@ -45,6 +46,16 @@ TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]
 Weights = Literal["auto", "int8"]
 
 
+class EvictionConfig(Section):
+    """Drops tokens of long sequences from their KV, on the decode workers."""
+
+    # Keeps, for window, the last tokens; for attention, what the last tokens attended to; for
+    # triattention, what the model's usual queries will attend to.
+    method: EvictionMethod = "triattention"
+    # Tokens of one sequence that have KV when it drops some. A prompt is computed whole before.
+    budget_tokens: Annotated[int, Field(ge=128, le=2**24, strict=True)]
+
+
 class KvConfig(Section):
     """The KV cache of the workers of both pools, unless a pool overrides it."""
 
@@ -57,6 +68,8 @@ class KvConfig(Section):
     prefix_cache: bool = True
     # Where evicted blocks go, nearest first.
     tiers: tuple[TierConfig, ...] = ()
+    # What long sequences do with their KV; None keeps all of it.
+    eviction: EvictionConfig | None = None
 
     @model_validator(mode="after")
     def _tiers_fit(self) -> KvConfig:

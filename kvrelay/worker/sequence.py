@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.prefix_cache import KvCache
@@ -13,13 +15,16 @@ from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.thinking import ThinkingBudget
 from kvrelay.types.requests import FinishReason, PrefillTimings, SequenceSpec
 
+if TYPE_CHECKING:
+    from kvrelay.engine.token_eviction.recent_queries import RecentQueries
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Owned by one scheduler.
 
-    Invariant: the KV of tokens[:num_computed] is in `blocks`, and num_computed < len(tokens). The
-    next step computes at least one token.
+    Invariant: the KV of tokens[:num_computed], without the dropped tokens, is in `blocks`, and
+    num_computed < len(tokens). The next step computes at least one token.
     """
 
     spec: SequenceSpec
@@ -36,6 +41,10 @@ class Sequence:
     tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    # The queries of the tokens before the next eviction, if they are needed.
+    queries: RecentQueries | None = None
+    # The positions of the tokens with KV, in the order of their rows; None while none is dropped.
+    _kept: array[int] | None = None
     # Prompt tokens that the prefix cache held when the sequence began here.
     cached_tokens: int = 0
     # The part of `cached_tokens` that came from another worker's prefix cache, or from a tier.
@@ -74,6 +83,21 @@ class Sequence:
         return len(self.tokens) - self.spec.prompt_len
 
     @property
+    def positions(self) -> SequenceOf[int]:
+        """The positions of the tokens with KV, in the order of their rows."""
+        return range(self.num_computed) if self._kept is None else self._kept
+
+    @property
+    def num_stored(self) -> int:
+        """Tokens with KV."""
+        return len(self.positions)
+
+    @property
+    def num_dropped(self) -> int:
+        """Tokens whose KV was dropped."""
+        return self.num_computed - self.num_stored
+
+    @property
     def uncomputed(self) -> int:
         """Tokens whose KV is not yet computed."""
         return len(self.tokens) - self.num_computed
@@ -104,32 +128,47 @@ class Sequence:
 
     def blocks_missing(self, num_tokens: int) -> int:
         """Blocks to add so that `num_tokens` tokens are covered."""
-        return max(0, -(-num_tokens // self.hasher.block_size) - len(self.blocks))
+        stored = num_tokens - self.num_dropped
+        return max(0, -(-stored // self.hasher.block_size) - len(self.blocks))
 
     def take_blocks(self, cache: KvCache, num_tokens: int) -> None:
         """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and then changes nothing."""
         if missing := self.blocks_missing(num_tokens):
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
 
-    def take_prefix(self, cache: KvCache) -> None:
-        """Takes the cached prefix's blocks. Leaves at least one token to compute, and all tokens if
-        the prompt is scored.
+    def take_prefix(self, cache: KvCache, limit: int | None = None) -> None:
+        """Takes the cached prefix's blocks, for at most `limit` tokens. Leaves at least one token
+        to compute, and all tokens if the prompt is scored.
         """
         assert not self.blocks, "the prefix is taken before any block"
         if self.scores is not None:
             return
         self.hasher.extend(self.tokens)
-        self.blocks = cache.match(self.hasher, len(self.tokens) - 1)
+        most = len(self.tokens) - 1
+        self.blocks = cache.match(self.hasher, most if limit is None else min(most, limit))
         self.num_computed = len(self.blocks) * self.hasher.block_size
 
     def advance(self, cache: KvCache, num_tokens: int) -> None:
-        """Marks the next `num_tokens` tokens as computed. Publishes blocks that are now full."""
+        """Marks the next `num_tokens` tokens as computed. Publishes blocks that are now full, if no
+        token was dropped.
+        """
+        if self._kept is not None:
+            self._kept.extend(range(self.num_computed, self.num_computed + num_tokens))
+            self.num_computed += num_tokens
+            return
         before = self.num_computed // self.hasher.block_size
         self.num_computed += num_tokens
         full = self.num_computed // self.hasher.block_size
         if full > before:
             self.hasher.extend(self.tokens)
             cache.publish(self.hasher, self.blocks, before, full, self.spec.tenant)
+
+    def compacted(self, blocks: list[int], rows: SequenceOf[int]) -> None:
+        """Tokens were dropped: the KV of the old rows `rows` is in `blocks`, in this order."""
+        positions = self.positions
+        self._kept = array("q", [positions[row] for row in rows])
+        self.blocks = blocks
+        self.queries = None
 
     def append(
         self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int
@@ -151,6 +190,7 @@ class Sequence:
         cache.release(self.blocks)
         self.blocks = []
         self.num_computed = 0
+        self.queries = self._kept = None
 
 
 @dataclass(frozen=True, slots=True)

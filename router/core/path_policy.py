@@ -24,6 +24,7 @@ from router.core.worker_view import WorkerView
 
 Reason = Literal[
     "short_prompt",
+    "dropped_tokens",
     "no_prefill_worker",
     "slo_ttft",
     "slo_itl",
@@ -81,6 +82,8 @@ def assign(
     broken: frozenset[tuple[str, str]] = frozenset(),
     model: ModelVersion | None = None,
     outlook: Outlook | None = None,
+    *,
+    drops_tokens: bool = False,
 ) -> Assignment | Wait:
     """Chooses workers for a sequence of `num_tokens` among workers that accept requests.
 
@@ -91,6 +94,8 @@ def assign(
     - All workers of an assignment serve the same model version: `model` if given, because the
       sequence has tokens of that version. If there are several versions, decode workers of a
       version with a prefill worker are preferred.
+    - A sequence that `drops_tokens` takes the local path: only a decode worker drops the same
+      tokens of its KV again.
     - Workers in `avoid` failed this request before. They are a last resort.
     - Sick decode workers are used only if all decode workers are sick. Sick prefill workers are
       never used, since the decode pool can prefill.
@@ -109,6 +114,9 @@ def assign(
     if decode is None:
         return Wait(f"all {len(decoders)} decode workers are full")
 
+    if drops_tokens:
+        why = f"{decode.worker_id} drops the same tokens of its KV as the worker before"
+        return _local(decode, num_tokens, "dropped_tokens", why)
     uncached = num_tokens - decode.cached_tokens
     alike = [one for one in workers if one.model.is_same(decode.model)]
     ready = [one for one in alike if one.pool == "prefill"]

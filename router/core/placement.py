@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 
 from kvrelay.config.schema import ClusterConfig
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Preempted
+from router.core.lifecycle import Lifecycle
 from router.core.limited_choice import Demand, demands, limiting, unsupported
 from router.core.model_versions import model_gone_error
 from router.core.path_policy import Assignment, Wait, assign
@@ -20,6 +21,7 @@ from router.core.queueing.preemption import Preemption
 from router.core.queueing.prefill_gate import PrefillGate
 from router.core.request_record import Entry
 from router.core.request_table import Requests
+from router.core.worker_view import WorkerView
 
 # Delay before the next search for a preemption for a tenant, after a search without a victim. In
 # seconds.
@@ -120,16 +122,33 @@ class Placement:
         now: float,
         outlook: Outlook | None = None,
     ) -> Assignment | Wait:
-        life = entry.life
+        views = views_for(entry, self._workers, now)
+        return self._assign(entry.life, broken, outlook, views)
+
+    def _assign(
+        self,
+        life: Lifecycle,
+        broken: frozenset[tuple[str, str]],
+        outlook: Outlook | None,
+        views: Sequence[WorkerView],
+    ) -> Assignment | Wait:
         return assign(
-            views_for(entry, self._workers, now),
+            views,
             life.num_tokens,
             life.avoid,
             self._config.router,
             broken,
             life.model,
             outlook,
+            drops_tokens=self._drops_tokens(life),
         )
+
+    def _drops_tokens(self, life: Lifecycle) -> bool:
+        """Whether the decode worker of the sequence has dropped tokens of its KV."""
+        eviction = self._config.kv.eviction
+        if eviction is None or not life.tokens:
+            return False
+        return life.num_tokens > eviction.budget_tokens
 
     def _outlook(self, entry: Entry, now: float) -> Outlook | None:
         """Returns the outlook of a waiting request without tokens; None for another, and without a
@@ -179,6 +198,7 @@ class Placement:
         if not self._config.router.preemption:
             return []
         self._preempt_at = {name: at for name, at in self._preempt_at.items() if at > now}
+        broken = self._workers.link_health.broken(now)
         for entry in (self._entries[one.request_id] for one in heads()):
             tenant = entry.life.request.tenant.name
             if tenant in self._preempt_at:
@@ -188,7 +208,7 @@ class Placement:
                 self._running.values(),
                 self._workers,
                 self._queue.shares,
-                self._config.router,
+                partial(self._assign, entry.life, broken, None),
                 now,
             )
             if way is not None:

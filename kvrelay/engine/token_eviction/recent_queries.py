@@ -9,28 +9,37 @@ WINDOW = 16
 
 
 class RecentQueries:
-    """Queries of up to WINDOW decode steps. Written by the engine's thread."""
+    """Queries of WINDOW consecutive tokens. Written in the engine's thread."""
 
-    def __init__(self) -> None:
-        self._steps: list[list[torch.Tensor]] = []
-        # Factor of a layer's scores, by layer.
+    def __init__(self, first: int) -> None:
+        """first: position of the first of these tokens."""
+        self._first = first
+        self._next = first
+        # [Hq, WINDOW, Dk] of each layer, float32.
+        self._layers: list[torch.Tensor] = []
+        # The factor of each layer's scores.
         self.scales: list[float] = []
 
     @property
-    def complete(self) -> bool:
-        """Whether WINDOW steps have been seen."""
-        return len(self._steps) >= WINDOW
+    def last(self) -> int:
+        """Position of the last of these tokens."""
+        return self._first + WINDOW - 1
+
+    def begin(self, position: int) -> None:
+        """The position of the first token of the next step, which may repeat a step that failed."""
+        self._next = position
 
     def add(self, layer: int, query: torch.Tensor, scale: float) -> None:
-        """Takes the query of the first new token of a step; see `step_input.Queries`."""
-        if layer == 0:
-            # A step that failed on its way has not all layers.
-            whole = [step for step in self._steps if len(step) == len(self._steps[0])]
-            self._steps = [*whole[1 - WINDOW :], []]
-            self.scales = []
-        self._steps[-1].append(query[:, 0].float().clone())
-        self.scales.append(scale)
+        """See `step_input.Queries`. Other tokens than the wanted ones are left out."""
+        if layer == len(self._layers):
+            self._layers.append(torch.zeros(len(query), WINDOW, query.shape[-1]))
+            self.scales.append(scale)
+        begin = self._next - self._first
+        rows = range(max(begin, 0), min(begin + query.shape[1], WINDOW))
+        if rows:
+            kept = query[:, rows.start - begin : rows.stop - begin]
+            self._layers[layer][:, rows.start : rows.stop] = kept
 
     def of(self, layer: int) -> torch.Tensor:
-        """The queries [Hq, W, Dk] of a layer, oldest first, float32."""
-        return torch.stack([step[layer] for step in self._steps], dim=1)
+        """The queries [Hq, WINDOW, Dk] of a layer, float32."""
+        return self._layers[layer]

@@ -18,6 +18,7 @@ from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.models.adapters.adapter_files import read_adapter
 from kvrelay.process.telemetry import get_logger
+from kvrelay.types.eviction import EvictionMethod
 from kvrelay.worker.runtime.auto_memory import AutoMemory
 from kvrelay.worker.runtime.heap import keep_freed_memory
 from kvrelay.worker.runtime.settings import WorkerSettings
@@ -112,6 +113,7 @@ def _load(
         "max_model_len": config.model.max_model_len,
         "weights": pool.weights,
         "adapter_slots": config.adapters.max_loaded,
+        "eviction": _eviction(settings),
     }
     if model is not None:
         # OpenMP keeps this number per calling thread.
@@ -126,6 +128,12 @@ def _load(
         latents=config.keeps_latents,
         **options,
     )
+
+
+def _eviction(settings: WorkerSettings) -> EvictionMethod | None:
+    """How the pool's workers drop tokens; None if they keep all."""
+    eviction = settings.config.kv.eviction
+    return eviction.method if eviction is not None and settings.pool == "decode" else None
 
 
 def load_adapters(runner: ModelRunner, config: AdaptersConfig) -> None:

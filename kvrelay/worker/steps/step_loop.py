@@ -171,6 +171,8 @@ class StepLoop:
         sequence = work.sequence
         start, end = sequence.num_computed, sequence.num_computed + work.num_tokens
         draft = array("q", work.draft)
+        if sequence.queries is not None:
+            sequence.queries.begin(start)
         sample = None
         if work.sample:
             sample = SampleRequest(
@@ -189,6 +191,8 @@ class StepLoop:
             num_draft=len(draft),
             scores=sequence.scores,
             adapter=sequence.spec.adapter,
+            dropped=sequence.num_dropped,
+            queries=sequence.queries,
         )
 
 

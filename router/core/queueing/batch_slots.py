@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from kvrelay.config.model_sections import RouterConfig
 from kvrelay.types.workers import WorkerInfo
 from router.core.lifecycle import Lifecycle
-from router.core.path_policy import Assignment, Wait, assign
+from router.core.path_policy import Assignment, Wait
 from router.core.prefixes.prompt_blocks import PromptBlocks
 from router.core.queueing.fair_queue import Share, Ticket
 from router.core.queueing.preemption import Preemption, Running, Shares, Standing, Waiting, preempt
@@ -51,13 +50,14 @@ def make_way(
     running: Iterable[Entry],
     workers: Workers,
     shares: Iterable[Share],
-    config: RouterConfig,
+    assign: Callable[[Sequence[WorkerView]], Assignment | Wait],
     now: float,
 ) -> tuple[Preemption, Assignment] | None:
     """Returns the preemption that makes room for a waiting request, and the request's placement.
 
-    `running`: all requests with workers. Returns None if the request's tenant has to wait, or if a
-    decode worker has room and the request waits for another reason.
+    `running`: all requests with workers. `assign`: chooses workers for the request. Returns None if
+    the request's tenant has to wait, or if a decode worker has room and the request waits for
+    another reason.
     """
     life = entry.life
     views = views_for(entry, workers, now)
@@ -73,9 +73,7 @@ def make_way(
     if decision is None:
         return None
     views = [replace(one, full=one.full and one.worker_id != decision.worker_id) for one in views]
-    assignment = assign(
-        views, life.num_tokens, life.avoid, config, workers.link_health.broken(now), life.model
-    )
+    assignment = assign(views)
     return None if isinstance(assignment, Wait) else (decision, assignment)
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import RECENT, Overfull
-from kvrelay.engine.token_eviction.recent_queries import RecentQueries
+from kvrelay.engine.token_eviction.recent_queries import WINDOW, RecentQueries
 from kvrelay.errors import ConfigError
 from kvrelay.types.eviction import EvictionMethod
 
@@ -42,7 +42,7 @@ class Evicted:
         random.Random(3).shuffle(self.free)
         self.blocks: list[int] = []
         self.positions: list[int] = []
-        self.queries = RecentQueries()
+        self.queries: RecentQueries | None = None
         self.logits: list[torch.Tensor] = []
         # The position before which each token was dropped.
         self.gone: dict[int, int] = {}
@@ -61,6 +61,10 @@ class Evicted:
 
     def step(self, count: int) -> None:
         start = self.at
+        if len(self.positions) == BUDGET - WINDOW:
+            self.queries = RecentQueries(start)
+        if self.queries is not None:
+            self.queries.begin(start)
         self.positions += range(start, start + count)
         while len(self.blocks) * SIZE < len(self.positions):
             self.blocks.append(self.free.pop())

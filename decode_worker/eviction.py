@@ -1,0 +1,100 @@
+"""Drops tokens of sequences that have reached their budget, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from decode_worker.token_budget import TokenBudget
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.token_eviction.compaction import Compaction
+from kvrelay.engine.token_eviction.evictor import Overfull, TokenEvictor
+from kvrelay.engine.token_eviction.recent_queries import RecentQueries
+from kvrelay.process.telemetry import get_logger
+from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.steps.step_thread import Result, StepThread
+
+log = get_logger(__name__)
+
+
+class Eviction:
+    """Evicts tokens of one worker's sequences. The engine's thread chooses and moves them; blocks
+    change hands on the event loop.
+    """
+
+    def __init__(
+        self,
+        budget: TokenBudget,
+        evictor: TokenEvictor,
+        cache: KvCache,
+        engine: StepThread,
+        fail: Callable[[Sequence, Exception], None],
+    ) -> None:
+        """fail: told of a sequence that could not be compacted, and cannot go on."""
+        self.budget = budget
+        self._evictor = evictor
+        self._cache = cache
+        self._engine = engine
+        self._fail = fail
+        # Since the start.
+        self.tokens_dropped = 0
+
+    async def keep(self, sequences: Iterable[Sequence]) -> None:
+        """Evicts where it is due, and has the queries of the next steps kept where they are
+        needed.
+        """
+        for sequence in list(sequences):
+            if self.budget.is_due(sequence) and not sequence.ended:
+                await self._evict(sequence)
+            if sequence.queries is None and self.budget.needs_queries(sequence):
+                sequence.queries = RecentQueries(sequence.num_computed)
+
+    async def _evict(self, sequence: Sequence) -> None:
+        # A sequence that is removed meanwhile keeps its blocks until the end.
+        sequence.in_flight = True
+        failure = None
+        try:
+            await self._compact(sequence)
+        except Exception as error:
+            failure = error
+            log.error("eviction_failed", request=sequence.spec.request_id, exc_info=error)
+        finally:
+            sequence.in_flight = False
+        if sequence.ended:
+            sequence.drop_blocks(self._cache)
+        elif failure is not None:
+            self._fail(sequence, failure)
+
+    async def _compact(self, sequence: Sequence) -> None:
+        before = sequence.num_stored
+        plan, spare = await self._plan(sequence)
+        blocks = [*sequence.blocks, *spare]
+        sequence.blocks = blocks
+        await self._run(before, partial(self._evictor.move, blocks, plan))
+        sequence.compacted([blocks[place] for place in plan.places], plan.rows)
+        kept = set(plan.places)
+        self._cache.release([block for place, block in enumerate(blocks) if place not in kept])
+        self.tokens_dropped += before - sequence.num_stored
+
+    async def _plan(self, sequence: Sequence) -> tuple[Compaction, list[int]]:
+        """The plan, and the spare blocks that it needs."""
+        pool = self._cache.pool
+        overfull = Overfull(
+            tuple(sequence.blocks),
+            tuple(sequence.positions),
+            self.budget.blocks_over(sequence),
+            frozenset(
+                place for place, block in enumerate(sequence.blocks) if pool.is_shared(block)
+            ),
+            sequence.queries,
+        )
+        plan = await self._run(sequence.num_stored, partial(self._evictor.plan, overfull))
+        try:
+            return plan, self._cache.allocate(plan.num_spare)
+        except OutOfBlocks:
+            whole = partial(self._evictor.plan, overfull, whole_blocks=True)
+            return await self._run(sequence.num_stored, whole), []
+
+    async def _run(self, tokens: int, function: Callable[[], Result]) -> Result:
+        return await self._engine.timed(tokens, function, costed=False)
