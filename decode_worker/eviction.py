@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 from decode_worker.token_budget import TokenBudget
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.token_eviction.compaction import Compaction
-from kvrelay.engine.token_eviction.evictor import Overfull, TokenEvictor
+from kvrelay.engine.token_eviction.evictor import Overfull
 from kvrelay.engine.token_eviction.recent_queries import RecentQueries
 from kvrelay.process.telemetry import get_logger
+from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.sequence import Sequence
-from kvrelay.worker.steps.step_thread import Result, StepThread
+from kvrelay.worker.steps.step_thread import Result
 
 log = get_logger(__name__)
 
@@ -25,17 +27,21 @@ class Eviction:
 
     def __init__(
         self,
+        context: WorkerContext,
         budget: TokenBudget,
-        evictor: TokenEvictor,
-        cache: KvCache,
-        engine: StepThread,
+        preempt: Callable[[], object],
         fail: Callable[[Sequence, Exception], None],
     ) -> None:
-        """fail: told of a sequence that could not be compacted, and cannot go on."""
+        """preempt: frees the blocks of a sequence. fail: told of a sequence that could not be
+        compacted, and cannot go on.
+        """
+        evictor = cast(ModelRunner, context.runner).evictor
+        assert evictor is not None, "the runner was loaded without eviction"
         self.budget = budget
         self._evictor = evictor
-        self._cache = cache
-        self._engine = engine
+        self._cache = context.cache
+        self._engine = context.engine
+        self._preempt = preempt
         self._fail = fail
         # Since the start.
         self.tokens_dropped = 0
@@ -68,7 +74,10 @@ class Eviction:
 
     async def _compact(self, sequence: Sequence) -> None:
         before = sequence.num_stored
-        plan, spare = await self._plan(sequence)
+        found = await self._plan(sequence)
+        if found is None:
+            return
+        plan, spare = found
         blocks = [*sequence.blocks, *spare]
         sequence.blocks = blocks
         await self._run(before, partial(self._evictor.move, blocks, plan))
@@ -77,24 +86,49 @@ class Eviction:
         self._cache.release([block for place, block in enumerate(blocks) if place not in kept])
         self.tokens_dropped += before - sequence.num_stored
 
-    async def _plan(self, sequence: Sequence) -> tuple[Compaction, list[int]]:
-        """The plan, and the spare blocks that it needs."""
+    async def _plan(self, sequence: Sequence) -> tuple[Compaction, list[int]] | None:
+        """The plan, and the spare blocks that it needs; None if the sequence was preempted.
+
+        The tokens that are dropped never depend on the memory that is left. So if no spare blocks
+        are left, the sequence's own blocks leave the prefix cache, and then others are preempted.
+        """
+        while not sequence.ended:
+            overfull = Overfull(
+                tuple(sequence.blocks),
+                tuple(sequence.positions),
+                self.budget.blocks_over(sequence),
+                self._fixed(sequence),
+                sequence.queries,
+            )
+            plan = await self._run(sequence.num_stored, partial(self._evictor.plan, overfull))
+            try:
+                return plan, self._cache.allocate(plan.num_spare)
+            except OutOfBlocks:
+                if own := self._own_named(sequence):
+                    self._cache.withdraw(own)
+                    continue
+            self._preempt()
+            if not sequence.blocks:
+                break
+        return None
+
+    def _fixed(self, sequence: Sequence) -> frozenset[int]:
+        """The places of blocks whose content must not change."""
         pool = self._cache.pool
-        overfull = Overfull(
-            tuple(sequence.blocks),
-            tuple(sequence.positions),
-            self.budget.blocks_over(sequence),
-            frozenset(
-                place for place, block in enumerate(sequence.blocks) if pool.is_shared(block)
-            ),
-            sequence.queries,
+        return frozenset(
+            place
+            for place, block in enumerate(sequence.blocks)
+            if pool.hash_of(block) is not None or pool.num_holds(block) > 1
         )
-        plan = await self._run(sequence.num_stored, partial(self._evictor.plan, overfull))
-        try:
-            return plan, self._cache.allocate(plan.num_spare)
-        except OutOfBlocks:
-            whole = partial(self._evictor.plan, overfull, whole_blocks=True)
-            return await self._run(sequence.num_stored, whole), []
+
+    def _own_named(self, sequence: Sequence) -> list[int]:
+        """The blocks of the sequence that the prefix cache has, and no other sequence."""
+        pool = self._cache.pool
+        return [
+            block
+            for block in sequence.blocks
+            if pool.hash_of(block) is not None and pool.num_holds(block) == 1
+        ]
 
     async def _run(self, tokens: int, function: Callable[[], Result]) -> Result:
         return await self._engine.timed(tokens, function, costed=False)

@@ -188,6 +188,17 @@ class DecodeScheduler(Scheduler):
             self._drafter.forget(sequence)
         self._end(sequence)
 
+    def preempt(self) -> int:
+        """Preempts a sequence between two steps. Returns its place among the active ones."""
+        place = self._victim()
+        victim = self._active.pop(place)
+        victim.drop_blocks(self._cache)
+        if self._drafter is not None:
+            self._drafter.forget(victim)
+        self.add(victim)
+        self.preemptions += 1
+        return place
+
     def _grow(self) -> None:
         """Gives every active sequence the block that its next tokens need."""
         index = 0
@@ -197,14 +208,7 @@ class DecodeScheduler(Scheduler):
                 sequence.take_blocks(self._cache, self._held(sequence))
                 index += 1
             except OutOfBlocks:
-                place = self._victim()
-                victim = self._active.pop(place)
-                index -= place < index
-                victim.drop_blocks(self._cache)
-                if self._drafter is not None:
-                    self._drafter.forget(victim)
-                self.add(victim)
-                self.preemptions += 1
+                index -= self.preempt() < index
 
     def _victim(self) -> int:
         """The index of the sequence to preempt among the least urgent active ones; see the

@@ -68,29 +68,29 @@ class DecodeStage(Stage):
         self._drafter = drafter
         slo = context.config.slo
         itl_s = None if slo is None else slo.itl_s
-        self._eviction = eviction = self._make_eviction()
-        budget = None if eviction is None else eviction.budget
+        budget = self._token_budget()
         scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter, itl_s, budget)
+        if budget is not None:
+            self._eviction = Eviction(context, budget, scheduler.preempt, self._evicted_badly)
 
         async def prepare() -> None:
-            if eviction is not None:
-                await eviction.keep(scheduler.active)
+            if self._eviction is not None:
+                await self._eviction.keep(scheduler.active)
             await scheduler.prepare()
 
-        needed = eviction is not None or drafter is not None
+        needed = budget is not None or drafter is not None
         return scheduler, lambda reporter: StepLoop(
             context, scheduler, reporter, prepare if needed else None
         )
 
-    def _make_eviction(self) -> Eviction | None:
+    def _token_budget(self) -> TokenBudget | None:
         context, config = self._context, self._context.config.kv.eviction
         if config is None:
             return None
         evictor = cast(ModelRunner, context.runner).evictor
         assert evictor is not None, "the runner was loaded without eviction"
         window = WINDOW if evictor.needs_queries else 0
-        budget = TokenBudget(config.budget_tokens, context.cache.block_size, window)
-        return Eviction(budget, evictor, context.cache, context.engine, self._evicted_badly)
+        return TokenBudget(config.budget_tokens, context.cache.block_size, window)
 
     def _evicted_badly(self, sequence: Sequence, error: Exception) -> None:
         text = f"dropping tokens of the KV failed at token {len(sequence.tokens)}: {error}"

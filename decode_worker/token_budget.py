@@ -63,9 +63,9 @@ class TokenBudget:
 
     def cacheable(self, sequence: Sequence) -> int:
         """The tokens of a new sequence whose KV may come from the prefix cache. Later tokens were
-        computed without those that are dropped.
+        computed without those that are dropped, or their queries are needed.
         """
-        return self.full_at(sequence) - self._window
+        return self.full_at(sequence) - self._window - 1
 
     def held(self, sequence: Sequence) -> int:
         """The tokens that the sequence's blocks must cover before it evicts, or all it has."""

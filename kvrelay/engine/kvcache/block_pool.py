@@ -221,11 +221,9 @@ class BlockPool:
         """True if the block is named and not held."""
         return self._references[block] == 0 and block in self._hash_of
 
-    def is_shared(self, block: int) -> bool:
-        """True if a lookup can find the block, or if it has several holds, so that its content must
-        not change.
-        """
-        return block in self._hash_of or self._references[block] > 1
+    def num_holds(self, block: int) -> int:
+        """Number of holds of the block."""
+        return self._references[block]
 
     def generation(self, block: int) -> int:
         """How often the block has been allocated. A write for an earlier owner carries a lower

@@ -44,9 +44,8 @@ class TokenEvictor:
         return self._scores.needs_queries
 
     @torch.inference_mode()
-    def plan(self, sequence: Overfull, *, whole_blocks: bool = False) -> Compaction:
-        """Chooses the tokens to drop, and the moves that free their memory. whole_blocks: drops the
-        blocks whose tokens matter least, so that nothing moves and no spare block is needed.
+    def plan(self, sequence: Overfull) -> Compaction:
+        """Chooses the tokens to drop, and the moves that free their memory.
 
         The first block is kept, since models attend to their first tokens whatever these are
         (attention sinks: StreamingLLM, Xiao et al., 2023), and the last RECENT tokens.
@@ -59,14 +58,8 @@ class TokenEvictor:
         # The last block, which new tokens follow.
         kept[len(positions) // self._size * self._size :] = True
         scores = scores.nan_to_num(0.0).masked_fill(kept, torch.inf)
-        if whole_blocks:
-            full = scores[: len(scores) // self._size * self._size].view(-1, self._size)
-            lowest = full.sum(dim=1).topk(sequence.num_blocks, largest=False, sorted=False).indices
-            rows = lowest[:, None] * self._size + torch.arange(self._size)
-            dropped = rows.flatten()
-        else:
-            count = sequence.num_blocks * self._size
-            dropped = scores.topk(count, largest=False, sorted=False).indices
+        count = sequence.num_blocks * self._size
+        dropped = scores.topk(count, largest=False, sorted=False).indices
         return compact(
             dropped.tolist(), len(positions), len(sequence.blocks), self._size, sequence.fixed
         )

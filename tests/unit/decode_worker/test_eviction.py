@@ -1,0 +1,161 @@
+"""Sequences that drop tokens of their KV: what they answer depends on nothing but their tokens, and
+their memory comes back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from support.speculation import Answers, answers, check_aborts, check_moves, local, settled
+from support.tiny_models import MAX_LEN
+from support.worker_harness import load_of, workers
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.token_eviction.evictor import TokenEvictor
+from kvrelay.errors import Code
+from kvrelay.messages import Failed, RunLocal, TokenBatch
+from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+
+SIZE = 16
+BUDGET = 128
+METHODS = pytest.mark.parametrize("method", get_args(EvictionMethod))
+
+
+def config(
+    method: EvictionMethod | None, memory: str = "8MiB", **speculation: Any
+) -> ClusterConfig:
+    decode: dict[str, object] = {"max_batch": 12, "chunk_tokens": 48}
+    if speculation:
+        decode["speculation"] = speculation
+    eviction = None if method is None else {"method": method, "budget_tokens": BUDGET}
+    kv = {"block_size": SIZE, "memory": memory, "eviction": eviction}
+    return ClusterConfig.model_validate({"model": {"dtype": "float32"}, "kv": kv, "decode": decode})
+
+
+def specs(count: int, seed: int = 0) -> list[SequenceSpec]:
+    """Prompts and answers of any length, most beyond the budget together. Prompts repeat
+    themselves, so that drafts are right.
+    """
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        length = draw.choice([5, 60, 111, 112, 113, 127, 128, 129, 150])
+        phrase = [draw.randrange(2, 120) for _ in range(draw.randint(3, 30))]
+        prompt = tuple((phrase * length)[:length])
+        sampling = SamplingParams(
+            temperature=draw.choice([0.0, 0.5]),
+            seed=number,
+            max_tokens=draw.randint(1, MAX_LEN - length),
+            ignore_eos=True,
+        )
+        made.append(SequenceSpec(f"r{number}", 0, prompt, length, sampling))
+    return made
+
+
+def differing(found: Answers, expected: Answers) -> list[str]:
+    return [name for name, answer in expected.items() if found[name] != answer]
+
+
+@METHODS
+async def test_answers_do_not_depend_on_others_memory_or_drafts(
+    tiny_model: Callable[..., Path], method: EvictionMethod
+) -> None:
+    """Few blocks preempt sequences, which are then computed again."""
+    folder, requests = tiny_model("llama"), specs(24)
+    expected: Answers = {}
+    for one in requests:
+        expected |= (await local(folder, config(method), [one]))[0]
+    together, _, _ = await local(folder, config(method), requests)
+    assert differing(together, expected) == []
+    few, _, _ = await local(folder, config(method, "200KiB"), requests)
+    assert differing(few, expected) == []
+    drafts = {"kind": "ngram", "tokens": 5, "min_ngram": 1, "max_batch": 12}
+    drafted, _, accepted = await local(folder, config(method, **drafts), requests)
+    assert accepted > 0
+    assert differing(drafted, expected) == []
+    every, _, _ = await local(folder, config(None), requests)
+    assert len(differing(every, expected)) > len(requests) // 4, "dropped tokens are missed"
+
+
+@METHODS
+async def test_a_sequence_goes_on_elsewhere_as_it_would_have(
+    tiny_model: Callable[..., Path], method: EvictionMethod
+) -> None:
+    settings = config(method)
+    await check_moves(tiny_model("llama"), settings, specs(12, seed=1), seed=2, plain=settings)
+
+
+@METHODS
+async def test_batches_that_did_not_fit_then_fit(
+    tiny_model: Callable[..., Path], method: EvictionMethod
+) -> None:
+    """10 sequences of 190 tokens take 120 blocks; with a budget of 8 blocks they take 80."""
+    folder = tiny_model("llama")
+    sampling = SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True)
+    prompts = [tuple(range(2 + number, 12 + number)) for number in range(10)]
+    requests = [
+        SequenceSpec(f"r{number}", 0, prompt, len(prompt), sampling)
+        for number, prompt in enumerate(prompts)
+    ]
+    preempted = []
+    for settings in (config(None, memory_for(90)), config(method, memory_for(90))):
+        async with workers(folder, settings, "decode-0") as running:
+            session = await running.session("decode-0")
+            for one in requests:
+                await session.send(RunLocal(one))
+            await answers(session, len(requests))
+            await settled(running)
+            preempted.append((await load_of(session.info)).preemptions)
+    assert preempted[0] > 0
+    assert preempted[1] == 0
+
+
+@METHODS
+async def test_what_ends_in_the_middle_leaves_nothing(
+    tiny_model: Callable[..., Path], method: EvictionMethod
+) -> None:
+    await check_aborts(tiny_model("llama"), config(method), specs(60, seed=3))
+
+
+async def test_a_sequence_that_cannot_be_compacted_fails_alone(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = TokenEvictor.move
+    poisoned: list[int] = []
+
+    def fails_once(self: TokenEvictor, blocks: Sequence[int], plan: Any) -> None:
+        if not poisoned:
+            poisoned.append(1)
+            raise RuntimeError("the memory is gone")
+        move(self, blocks, plan)
+
+    monkeypatch.setattr(TokenEvictor, "move", fails_once)
+    sampling = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+    requests = [SequenceSpec(f"r{n}", 0, (5 + n, 7, 9), 3, sampling) for n in range(3)]
+    async with workers(tiny_model("llama"), config("attention"), "decode-0") as running:
+        session = await running.session("decode-0")
+        for one in requests:
+            await session.send(RunLocal(one))
+        ended: dict[str, object] = {}
+        while len(ended) < 3:
+            event = await session.event()
+            if isinstance(event, Failed):
+                ended[event.request_id] = event.code
+                assert "the memory is gone" in event.message
+                continue
+            assert isinstance(event, TokenBatch)
+            for one in event.sequences:
+                if one.finish_reason is not None:
+                    ended[one.request_id] = one.finish_reason
+        await settled(running)
+    assert sorted(map(str, ended.values())) == sorted(map(str, [Code.INTERNAL, "length", "length"]))
+
+
+def memory_for(blocks: int) -> str:
+    """Of the tiny model in float32: 2 layers, 2 heads of 12 values, K and V."""
+    return f"{blocks * SIZE * 2 * 2 * 2 * 12 * 4}B"
