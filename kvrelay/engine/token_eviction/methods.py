@@ -8,6 +8,7 @@ from kvrelay.engine.token_eviction.calibration import Forward, query_centres
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
 from kvrelay.engine.token_eviction.rotary import Rotary
 from kvrelay.engine.token_eviction.row_mover import RowMover
+from kvrelay.engine.token_eviction.stored_keys import StoredKeys
 from kvrelay.engine.token_eviction.token_scores import AttentionScores, TokenScores, WindowScores
 from kvrelay.engine.token_eviction.trigonometric_scores import TrigonometricScores
 from kvrelay.errors import ConfigError
@@ -20,17 +21,19 @@ def token_evictor(
     """The evictor of a model whose KV memory is not used yet. Overwrites the first blocks. Raises
     ConfigError if the method cannot serve the model.
     """
-    mover, size = RowMover(kv), kv.layout.block_size
+    keys = StoredKeys(kv)
+    kv_heads = [layer.kv_heads for layer in kv.layout.share.layers]
     scores: TokenScores
     match method:
         case "window":
             scores = WindowScores()
         case "attention":
-            scores = AttentionScores(mover, len(kv.layers))
+            scores = AttentionScores(keys, kv_heads)
         case "triattention":
             rotary = _rotary(loaded)
-            scores = TrigonometricScores(mover, rotary, query_centres(loaded, kv, rotary, forward))
-    return TokenEvictor(mover, scores, size)
+            centres = query_centres(loaded, kv, rotary, forward)
+            scores = TrigonometricScores(keys, rotary, centres, kv_heads)
+    return TokenEvictor(RowMover(kv), scores, kv.layout.block_size)
 
 
 def _rotary(loaded: LoadedModel) -> Rotary:

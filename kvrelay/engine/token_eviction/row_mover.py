@@ -1,4 +1,4 @@
-"""Reads and moves the KV rows of single tokens."""
+"""Moves the KV rows of single tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.engine.base.quantised_kv import dequantise
 from kvrelay.engine.base.token_views import scale_view, token_views
 
 
@@ -47,17 +46,6 @@ class RowMover:
         to_blocks, to_offsets = end[:, None] // self._size, end % self._size
         for region, places in self._regions:
             region[to_blocks, places[to_offsets]] = region[from_blocks, places[from_offsets]]
-
-    def keys(self, layer_index: int, blocks: torch.Tensor, count: int) -> torch.Tensor:
-        """The first `count` keys of a block table [n] in a layer: float32 [count, Hkv, Dk]."""
-        layer, shape = self._kv.layers[layer_index], self._kv.layout.share.layers[layer_index]
-        used = blocks[: -(-count // self._size)]
-        values = self._values(layer.k[used], layer=shape, keys=True)[0]
-        keys = values.reshape(len(used) * self._size, shape.kv_heads, -1)[:count]
-        if layer.k_scale is None:
-            return keys.float()
-        scales = self._scales(layer.k_scale[used], heads=shape.kv_heads)[0].flatten(0, 1)[:count]
-        return dequantise(keys, scales, torch.float32, keys=True)
 
     def _values(self, region: torch.Tensor, **of: object) -> list[torch.Tensor]:
         return token_views(region, self._kv.layout, **of)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ mean of their scores. The papers keep other tokens in each head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kvrelay.engine.token_eviction.recent_queries import RecentQueries
-from kvrelay.engine.token_eviction.row_mover import RowMover
+from kvrelay.engine.token_eviction.stored_keys import StoredKeys
 
 # Tokens over which the attention of neighbours counts, as in SnapKV (Li et al., 2024), section 4.
 POOLED = 7
@@ -58,29 +59,23 @@ class AttentionScores:
 
     needs_queries = True
 
-    def __init__(self, mover: RowMover, num_layers: int) -> None:
-        self._mover = mover
-        self._num_layers = num_layers
+    def __init__(self, keys: StoredKeys, kv_heads: Sequence[int]) -> None:
+        """kv_heads: of each layer."""
+        self._keys = keys
+        self._kv_heads = kv_heads
 
     def of(self, tokens: HeldTokens) -> torch.Tensor:
         """See `TokenScores`."""
         count = len(tokens.positions)
         assert tokens.queries is not None
         mass = torch.zeros(count)
-        for layer in range(self._num_layers):
-            keys = self._mover.keys(layer, tokens.blocks, count)
-            queries = tokens.queries.of(layer)
+        for layer, kv_heads in enumerate(self._kv_heads):
+            queries = tokens.queries.of(layer) * tokens.queries.scales[layer]
             # The query heads of a group are rows of one matrix product.
-            grouped = queries.reshape(keys.shape[1], -1, queries.shape[-1])
-            scores = torch.baddbmm(
-                torch.zeros(()),
-                grouped,
-                keys.permute(1, 2, 0),
-                beta=0,
-                alpha=tokens.queries.scales[layer],
-            )
+            grouped = queries.reshape(kv_heads, -1, queries.shape[-1])
+            scores = self._keys.products(layer, tokens.blocks, count, grouped)
             mass += scores.softmax(dim=-1).mean(dim=(0, 1))
-        return _pooled(mass / self._num_layers, tokens.positions)
+        return _pooled(mass / len(self._kv_heads), tokens.positions)
 
 
 def _pooled(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

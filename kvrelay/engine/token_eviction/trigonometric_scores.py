@@ -10,12 +10,13 @@ of the key, as far as queries scatter around their centre.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kvrelay.engine.token_eviction.rotary import Rotary
-from kvrelay.engine.token_eviction.row_mover import RowMover
+from kvrelay.engine.token_eviction.stored_keys import StoredKeys
 from kvrelay.engine.token_eviction.token_scores import HeldTokens
 
 # Distances from the last token to later queries.
@@ -30,12 +31,25 @@ class QueryCentre:
     mean: torch.Tensor
     # Mean of their lengths: float32 [Hq, F].
     length: torch.Tensor
+    # Mean of the values that are not turned: float32 [Hq, Dk - 2 * F].
+    rest: torch.Tensor
 
     @classmethod
     def of(cls, queries: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> QueryCentre:
         """Of queries [Hq, T, Dk] after the position embedding, at positions [T]."""
         pairs = rotary.pairs(queries) * rotary.phases(positions).conj()
-        return cls(pairs.mean(dim=1), pairs.abs().mean(dim=1))
+        rest = queries[..., rotary.turned :].mean(dim=1)
+        return cls(pairs.mean(dim=1), pairs.abs().mean(dim=1), rest)
+
+    def expected(self, turn: torch.Tensor) -> torch.Tensor:
+        """The centre after a turn [F], as a vector: [Hq, Dk]."""
+        turned = self.mean * turn
+        return torch.cat((turned.real, turned.imag, self.rest), dim=-1)
+
+    @property
+    def scatter(self) -> torch.Tensor:
+        """How long queries are beside their centre: [Hq, F]."""
+        return (self.length - self.mean.abs()).clamp_min(0)
 
 
 class TrigonometricScores:
@@ -43,11 +57,18 @@ class TrigonometricScores:
 
     needs_queries = False
 
-    def __init__(self, mover: RowMover, rotary: Rotary, centres: list[QueryCentre]) -> None:
-        """centres: of each layer."""
-        self._mover = mover
+    def __init__(
+        self,
+        keys: StoredKeys,
+        rotary: Rotary,
+        centres: Sequence[QueryCentre],
+        kv_heads: Sequence[int],
+    ) -> None:
+        """centres and kv_heads: of each layer."""
+        self._keys = keys
         self._rotary = rotary
         self._centres = centres
+        self._kv_heads = kv_heads
         self._ahead = rotary.phases(DISTANCES).mean(dim=0)
 
     def of(self, tokens: HeldTokens) -> torch.Tensor:
@@ -55,24 +76,22 @@ class TrigonometricScores:
         positions = tokens.positions
         turn = self._rotary.phases(positions.max()) * self._ahead
         total = torch.zeros(len(positions))
-        for layer, centre in enumerate(self._centres):
-            keys = self._rotary.pairs(self._mover.keys(layer, tokens.blocks, len(positions)))
-            expected, scatter = _by_group(centre, turn, keys.shape[1])
-            # A score is the real part of query * conj(key).
-            found = torch.einsum("hgf,shf->hgs", expected, keys.conj()).real
-            found += torch.einsum("hgf,shf->hgs", scatter, keys.abs())
-            spread = found.std(dim=-1, keepdim=True).clamp_min(1e-12)
+        for layer, (centre, kv_heads) in enumerate(zip(self._centres, self._kv_heads, strict=True)):
+            at = layer, tokens.blocks, len(positions)
+            # The query heads of a group are rows of one matrix product.
+            found = self._keys.products(*at, _by_group(centre.expected(turn), kv_heads))
+            found += self._keys.lengths(*at, _by_group(centre.scatter, kv_heads))
             # Heads have scores of different sizes. A key is kept for the head that needs it most.
-            total += ((found - found.mean(dim=-1, keepdim=True)) / spread).amax(dim=1).mean(dim=0)
+            total += _normal(found).amax(dim=1).mean(dim=0)
         return total / len(self._centres)
 
 
-def _by_group(
-    centre: QueryCentre, turn: torch.Tensor, kv_heads: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The expected later query, complex64 [Hkv, G, F], and how long queries are beside it,
-    float32.
-    """
-    shape = kv_heads, -1, centre.mean.shape[-1]
-    scatter = (centre.length - centre.mean.abs()).clamp_min(0)
-    return (centre.mean * turn).view(shape), scatter.view(shape)
+def _by_group(vectors: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """[Hq, n] -> [Hkv, G, n]."""
+    return vectors.view(kv_heads, -1, vectors.shape[-1])
+
+
+def _normal(scores: torch.Tensor) -> torch.Tensor:
+    """Scores with mean 0 and standard deviation 1 over the last dimension."""
+    spread = scores.std(dim=-1, keepdim=True).clamp_min(1e-12)
+    return (scores - scores.mean(dim=-1, keepdim=True)) / spread
