@@ -183,6 +183,7 @@ class DecodeStage(Stage):
             blocks_leased=leased,
             busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self.scheduler.preemptions,
+            dropped_tokens=0 if self._eviction is None else self._eviction.tokens_dropped,
             prompt_tokens_per_second=self.scheduler.prompt_tokens_per_second(
                 self._answering.mean(now), now
             ),

@@ -73,6 +73,8 @@ class WorkerLoad:
     draft_tokens: int = 0
     # Draft tokens that were accepted.
     accepted_tokens: int = 0
+    # Tokens whose KV sequences dropped.
+    dropped_tokens: int = 0
     queue_wait_p95_ms: float = 0.0
     # A notice that the worker's certificate expires soon or has expired.
     certificate_note: str = ""

@@ -101,6 +101,7 @@ class Heartbeat:
             preemptions=stage.preemptions,
             draft_tokens=meter.draft_tokens,
             accepted_tokens=meter.accepted_tokens,
+            dropped_tokens=stage.dropped_tokens,
             queue_wait_p95_ms=meter.queue_wait_p95_ms(),
             certificate_note=self.certificate_note,
             step_age_s=self._context.engine.watch.age_s,

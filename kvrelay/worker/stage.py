@@ -48,6 +48,8 @@ class StageLoad:
     leases: int = 0
     blocks_leased: int = 0
     preemptions: int = 0
+    # Tokens whose KV sequences dropped since the start.
+    dropped_tokens: int = 0
     # Rate at which a prompt would be computed now: 0 if answers leave no time, None if unknown.
     prompt_tokens_per_second: float | None = None
     # None: the blocks of the worker's cache.

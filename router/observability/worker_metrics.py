@@ -82,6 +82,7 @@ class WorkerCollector(Collector):
         preemptions = _preemptions()
         drafts = _counter("spec_decode_num_draft_tokens", "Draft tokens of speculation.")
         accepted = _counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        dropped = _counter("kv_num_dropped_tokens", "Tokens whose KV sequences dropped.")
         for one in workers:
             labels = (one.pool, one.worker_id, self._model)
             load = one.load
@@ -100,8 +101,9 @@ class WorkerCollector(Collector):
             preemptions.add_metric(labels, load.preemptions)
             drafts.add_metric(labels, load.draft_tokens)
             accepted.add_metric(labels, load.accepted_tokens)
+            dropped.add_metric(labels, load.dropped_tokens)
         yield from (running, waiting, usage, blocks, leases, rate, resident, integrity)
-        yield from (preemptions, drafts, accepted, self._replicas())
+        yield from (preemptions, drafts, accepted, dropped, self._replicas())
         yield from tier_metrics(self._model, workers)
 
     def _replicas(self) -> Metric:

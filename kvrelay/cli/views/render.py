@@ -83,6 +83,8 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         accepted = sum(load.accepted_tokens for load in loads)
         share = accepted / drafts
         header += f"\nspeculation: {accepted} of {drafts} draft tokens accepted ({share:.0%})"
+    if dropped := sum(load.dropped_tokens for load in loads):
+        header += f"\nKV eviction: {dropped} tokens dropped"
     degrees = [
         (one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers
     ]
