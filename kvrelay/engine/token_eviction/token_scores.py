@@ -1,8 +1,8 @@
 """How much the KV of each token of a sequence matters. The tokens with the lowest scores are
 dropped.
 
-Blocks hold the KV of all layers and heads, so a token is kept or dropped in all of them, by the
-mean of their scores. The papers keep other tokens in each head.
+Blocks hold the KV of all layers and heads, so a token is kept or dropped in all of them, and it is
+kept if one of them needs it. The papers keep other tokens in each head.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from kvrelay.engine.token_eviction.recent_queries import RecentQueries
 from kvrelay.engine.token_eviction.stored_keys import StoredKeys
-
-# Tokens over which the attention of neighbours counts, as in SnapKV (Li et al., 2024), section 4.
-POOLED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,12 @@ class WindowScores:
 
 
 class AttentionScores:
-    """What the last tokens attended to matters most: SnapKV (Li et al., 2024), section 4."""
+    """What one of the last tokens attended to in any head matters most.
+
+    This is SnapKV (Li et al., 2024, section 4) for one choice of tokens in all heads. SnapKV takes
+    the mean of the last queries, and keeps the neighbours of what they attend to. Here both would
+    hide a token that one head needs (`benchmarks/eviction.py`).
+    """
 
     needs_queries = True
 
@@ -68,18 +69,11 @@ class AttentionScores:
         """See `TokenScores`."""
         count = len(tokens.positions)
         assert tokens.queries is not None
-        mass = torch.zeros(count)
+        most = torch.zeros(count)
         for layer, kv_heads in enumerate(self._kv_heads):
             queries = tokens.queries.of(layer) * tokens.queries.scales[layer]
             # The query heads of a group are rows of one matrix product.
             grouped = queries.reshape(kv_heads, -1, queries.shape[-1])
             scores = self._keys.products(layer, tokens.blocks, count, grouped)
-            mass += scores.softmax(dim=-1).mean(dim=(0, 1))
-        return _pooled(mass / len(self._kv_heads), tokens.positions)
-
-
-def _pooled(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The largest score among each token's neighbours, so that words are kept whole."""
-    order = positions.argsort()
-    neighbours = F.max_pool1d(scores[order][None], POOLED, stride=1, padding=POOLED // 2)[0]
-    return torch.empty_like(scores).index_copy_(0, order, neighbours)
+            most = most.maximum(scores.softmax(dim=-1).amax(dim=(0, 1)))
+        return most

@@ -21,6 +21,8 @@ from kvrelay.engine.token_eviction.token_scores import HeldTokens
 
 # Distances from the last token to later queries.
 DISTANCES = torch.tensor([2**power for power in range(17)])
+# How much the head that needs a token most counts, compared with the others.
+_SHARPNESS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,15 @@ class TrigonometricScores:
         """See `TokenScores`."""
         positions = tokens.positions
         turn = self._rotary.phases(positions.max()) * self._ahead
-        total = torch.zeros(len(positions))
+        of_heads = []
         for layer, (centre, kv_heads) in enumerate(zip(self._centres, self._kv_heads, strict=True)):
             at = layer, tokens.blocks, len(positions)
             # The query heads of a group are rows of one matrix product.
             found = self._keys.products(*at, _by_group(centre.expected(turn), kv_heads))
             found += self._keys.lengths(*at, _by_group(centre.scatter, kv_heads))
-            # Heads have scores of different sizes. A key is kept for the head that needs it most.
-            total += _normal(found).amax(dim=1).mean(dim=0)
-        return total / len(self._centres)
+            of_heads.append(_normal(found).flatten(0, 1))
+        # About the largest score of all heads, and larger if several heads agree.
+        return torch.logsumexp(_SHARPNESS * torch.cat(of_heads), dim=0)
 
 
 def _by_group(vectors: torch.Tensor, kv_heads: int) -> torch.Tensor:
@@ -92,6 +94,8 @@ def _by_group(vectors: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 
 def _normal(scores: torch.Tensor) -> torch.Tensor:
-    """Scores with mean 0 and standard deviation 1 over the last dimension."""
+    """Scores with mean 0 and standard deviation 1 over the last dimension, since heads have scores
+    of different sizes.
+    """
     spread = scores.std(dim=-1, keepdim=True).clamp_min(1e-12)
     return (scores - scores.mean(dim=-1, keepdim=True)) / spread
