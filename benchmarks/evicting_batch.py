@@ -42,6 +42,8 @@ class EvictingBatch:
     cache: KvCache
     sequences: list[Sequence] = field(default_factory=list)
     spent: Spent = field(default_factory=Spent)
+    # The most blocks that the sequences have held.
+    most_blocks: int = 0
 
     @classmethod
     def of(cls, runner: ModelRunner, budget_tokens: int | None) -> EvictingBatch:
@@ -97,6 +99,7 @@ class EvictingBatch:
                     queries=one.queries,
                 )
             )
+        self.most_blocks = max(self.most_blocks, self.blocks_held)
         logits = self.runner.forward(segments, range(count * len(segments))).clone()
         for one in sequences:
             one.advance(self.cache, count)
