@@ -37,6 +37,8 @@ class KvSize:
     # Devices that share the layers (tensor parallelism). Each keeps whole KV heads and whole latent
     # vectors, so devices beyond the number of KV heads keep copies: Pope et al., section 3.3.
     degree: int = 1
+    # Tokens of a sequence that have KV, of the native engine's `kv.eviction`; 0 keeps all.
+    budget_tokens: int = 0
 
     def on(self, degree: int) -> KvSize:
         """Returns the KV of all of `degree` devices together, copies included."""
@@ -98,7 +100,9 @@ class KvSize:
         return [(window, double / 2) for window, double in found.items()]
 
     def _window(self, layer: LayerShape) -> int:
-        return layer.window if self.form == "compact" else 0
+        """The tokens that the layer keeps; 0 for all."""
+        limits = [self.budget_tokens, layer.window if self.form == "compact" else 0]
+        return min((limit for limit in limits if limit), default=0)
 
     def _layer_bytes(self, layer: LayerShape) -> float:
         if layer.kv is None:

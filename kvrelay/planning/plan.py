@@ -48,6 +48,8 @@ class Question:
     memory_share: float = 0.9
     kv_dtype: str | None = None
     kv_form: KvForm = "native"
+    # Tokens of a sequence that have KV (kv.eviction); 0 keeps all.
+    kv_budget: int = 0
     efficiency: Efficiency = field(default_factory=Efficiency)
     chunk_tokens: int = 512
     users: int | None = None
@@ -131,7 +133,7 @@ def make_plan(question: Question) -> Plan:
             f"--draft {question.draft.name}: its vocabulary has {question.draft.shape.vocab:,} "
             f"tokens and that of {model.name} {model.shape.vocab:,}; they must be the same"
         )
-    kv = KvSize(model.shape, dtype, question.kv_form)
+    kv = KvSize(model.shape, dtype, question.kv_form, budget_tokens=question.kv_budget)
     devices, free = _fit(question)
     kept = kv.on(devices)
     roofline = _roofline(question, kv, devices)
@@ -318,6 +320,11 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
         found.append(
             "kvrelay's engine keeps all tokens of layers with a window; --kv-form compact counts "
             "the windows only"
+        )
+    if kv.budget_tokens:
+        found.append(
+            f"sequences keep the KV of {kv.budget_tokens:,} tokens; a prompt is computed whole "
+            "before tokens are dropped, so a longer prompt takes its full size until then"
         )
     if "state" in kinds:
         found.append(

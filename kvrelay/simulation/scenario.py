@@ -58,6 +58,10 @@ class Scenario:
             raise InvalidArgument(
                 f"{sum(sizes.values())} workers are too many; the most is {MAX_WORKERS}"
             )
+        if self.config.kv.eviction is not None:
+            raise InvalidArgument(
+                "kv.eviction is not simulated: sequences keep all tokens; leave it out"
+            )
         if self.policy is not None and self.routers > 1:
             raise InvalidArgument("--routers above 1 cannot be combined with --autoscaling")
         if self.routers > sizes["decode"]:

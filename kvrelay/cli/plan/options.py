@@ -156,6 +156,14 @@ KvDtype = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+KvBudget = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Tokens of a sequence that have KV, as kv.eviction.budget_tokens; 0 keeps all.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 KvForm = Annotated[
     str,
     typer.Option(

@@ -143,7 +143,10 @@ def _kv(plan: Plan) -> RenderableType:
     if plan.kv.form == "native" and any(one.latent for one in shape.layers):
         compact = KvSize(shape, plan.kv.dtype, "compact")
         lines += f"\ncompact: {compact.formula}\n  = {compact.bytes_per_token:,.10g} B"
-    if plan.kv.bytes_per_old_token != plan.kv.bytes_per_token:
+    if plan.kv.budget_tokens:
+        most = plan.kv.sequence_bytes(plan.kv.budget_tokens)
+        lines += f"\n{plan.kv.budget_tokens:,} tokens at most: {decimal_bytes(most)} per sequence"
+    elif plan.kv.bytes_per_old_token != plan.kv.bytes_per_token:
         lines += f"\nbeyond all windows: {kib(plan.kv.bytes_per_old_token)} per token"
     return Group(_section("KV cache per token"), Text(lines), table)
 
