@@ -201,7 +201,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "waiting_at_limit", "waiting_tokens_at_limit", "protocol")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "waiting_at_limit", "waiting_tokens_at_limit", "processes", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class RouterStatus(_message.Message):
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
@@ -231,8 +232,9 @@ class RouterStatus(_message.Message):
     waiting_prefill_tokens: int
     waiting_at_limit: int
     waiting_tokens_at_limit: int
+    processes: int
     protocol: int
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., processes: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol", "routing", "autoscaling", "models", "delayed")
