@@ -60,9 +60,9 @@ def variable_of(param: Any, context: Any) -> str | None:
 
 def with_variables(message: str, context: Any) -> str:
     """Adds to an error the variables that have set options of the command, as far as the error
-    names the option or its value. The user may not know of them.
+    names the option or its value, and what to do. The user may not know of them.
     """
-    names = []
+    found = []
     for param in context.command.params:
         source = context.get_parameter_source(param.name)
         name = variable_of(param, context)
@@ -70,7 +70,12 @@ def with_variables(message: str, context: Any) -> str:
             continue
         words = [*param.opts, param.value_from_envvar(context)]
         if any(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", message) for word in words):
-            names.append(name)
-    if not names:
+            found.append((param.opts[0], name))
+    if not found:
         return message
-    return f"{message.rstrip('.')}; the value comes from {' and '.join(names)}"
+    sets = " and ".join(f"{name} sets {option}" for option, name in found)
+    options = " and ".join(option for option, _ in found)
+    names = " ".join(name for _, name in found)
+    return (
+        f"{message.rstrip('.')}; {sets}: give {options} on the command line, or run `unset {names}`"
+    )

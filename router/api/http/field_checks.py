@@ -119,6 +119,15 @@ def validated(model: type[M], body: Mapping[str, Any], others: OtherFields) -> M
         raise _refusal(error) from None
 
 
+def _step(place: str | int) -> str:
+    """Formats a place inside a field: the index of a list, or the key of an object."""
+    if isinstance(place, int):
+        return f"[{place}]"
+    # A key may be a client's, of any length.
+    key = place[:60]
+    return f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]"
+
+
 def _refusal(error: ValidationError) -> KvRelayError:
     """Returns the error of the value that is nested deepest. pydantic reports an error for each
     alternative of a value, and the deepest is in the one that was meant.
@@ -126,9 +135,9 @@ def _refusal(error: ValidationError) -> KvRelayError:
     vague = ("missing", "string_type")
     found = error.errors(include_url=False)
     wrong = max(found, key=lambda one: (len(one["loc"]), one["type"] not in vague))
-    # A place may be a client's key of any length.
-    field, *inner = (str(one)[:60] for one in wrong["loc"] if not str(one).startswith("<"))
-    where = field + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in inner)
+    field, *inner = (one for one in wrong["loc"] if not str(one).startswith("<"))
+    field = str(field)[:60]
+    where = field + "".join(map(_step, inner))
     told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
     for old, new in _WORDS.items():
         told = told.replace(old, new)

@@ -101,10 +101,11 @@ def test_a_bad_value_of_a_variable_names_it(
     said = capsys.readouterr().err
     # Arguments that are missing may be told first.
     if option in said:
-        assert f"the value comes from {variable};" in said
+        assert f"; {variable} sets {option}: " in said
+        assert f" or run `unset {variable}`; see " in said
     monkeypatch.delenv(variable)
     assert run([*path, option, "no-number"]) == 2
-    assert "comes from" not in capsys.readouterr().err
+    assert "unset" not in capsys.readouterr().err
 
 
 def test_an_error_after_parsing_names_its_variable(
@@ -112,9 +113,12 @@ def test_an_error_after_parsing_names_its_variable(
 ) -> None:
     monkeypatch.setenv("KVRELAY_TARGET", "127.0.0.1:1")
     assert run(["generate", "hi"]) == 1
-    assert capsys.readouterr().err.endswith("; the value comes from KVRELAY_TARGET\n")
+    assert capsys.readouterr().err.endswith(
+        "; KVRELAY_TARGET sets --target: give --target on the command line, or run `unset "
+        "KVRELAY_TARGET`\n"
+    )
     assert run(["generate", "hi", "--target", "127.0.0.1:2"]) == 1
-    assert "comes from" not in capsys.readouterr().err
+    assert "unset" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
