@@ -275,14 +275,16 @@ class ClusterStatus(_message.Message):
     def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ..., routing: _Optional[str] = ..., autoscaling: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., delayed: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
-    __slots__ = ("prefill", "decode", "model")
+    __slots__ = ("prefill", "decode", "model", "reason")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     prefill: int
     decode: int
     model: str
-    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SetPoolSizeResponse(_message.Message):
     __slots__ = ("prefill", "decode")

@@ -26,8 +26,7 @@ _WIDE = 140
 _NARROW = 72
 # Columns without a terminal. The default of rich, 80, would cut names.
 _PIPED_WIDTH = 140
-# A change by an operator is not a decision.
-NO_DECISION = "No decision of a scaling policy yet."
+NO_DECISION = "No scaling decision yet."
 NO_WORKER = "No worker runs."
 # Columns for which `kvrelay status` is laid out without a terminal. Its lines may be longer.
 STATUS_WIDTH = 100

@@ -236,7 +236,7 @@ def test_the_processes_of_the_router_are_told(processes: int, told: str, width: 
 
 
 def test_without_decisions_the_view_says_so() -> None:
-    assert "No decision of a scaling policy yet." in shown(replace(STATUS, decisions=()))
+    assert "No scaling decision yet." in shown(replace(STATUS, decisions=()))
 
 
 def test_what_a_delay_holds_back_is_one_line() -> None:
