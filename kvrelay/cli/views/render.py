@@ -78,7 +78,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     header = (
         f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
         f"requests: {router.running} running, {waiting(router)}, "
-        f"{router.finished} finished, {router.failed} failed; {router_size(router)}"
+        f"{router.finished} finished, {router.failed} failed\n{router_size(router)}"
     )
     for engine, names in _workers_by(status, "engine").items():
         if engine:

@@ -53,8 +53,8 @@ async def open_target(
     model: str = "",
 ) -> AsyncIterator[Target]:
     """Opens a target. address: HOST:PORT, http://HOST:PORT or https://HOST:PORT, with or without
-    /v1. admin: HOST:PORT. metrics: the http address of the same server, with or without /metrics.
-    model: the name of one of its models, by default of the first.
+    /v1. admin: HOST:PORT. metrics: the http address of the same server, with or without http:// and
+    /metrics. model: the name of one of its models, by default of the first.
 
     Sources that are not given are probed: the port after a gRPC target's port, which is the default
     of a cluster's admin listener, and /metrics of an HTTP target. With a token without the role
@@ -68,7 +68,8 @@ async def open_target(
         client = None if admin is None else stack.enter_context(_admin(admin, connection, model))
         exposition = None
         if metrics is not None:
-            exposition = HttpSender(metrics, STATUS_TIMEOUT_S, connection, "/metrics")
+            url = metrics if "://" in metrics else f"http://{metrics}"
+            exposition = HttpSender(url, STATUS_TIMEOUT_S, connection, "/metrics")
         found = _named(await sender.models(), model, address)
         # Routers of one model take requests without a name, which older ones expect.
         sender.model = found.id if model or isinstance(sender, HttpSender) else ""

@@ -32,7 +32,9 @@ async def test_an_address_may_end_as_users_know_it(path: str, metrics: str) -> N
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         url = "http://{}:{}".format(*server.sockets[0].getsockname())
-        async with open_target(url + path, 20.0, None, url + metrics, OPEN) as target:
+        # Without http:// where it has no path.
+        metrics_url = url + metrics if metrics else url.removeprefix("http://")
+        async with open_target(url + path, 20.0, None, metrics_url, OPEN) as target:
             assert target.model.id == "demo"
             counters = await target.counters()
     assert counters is not None
