@@ -11,7 +11,7 @@ help:
 
 # Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV): about 2 GB, some minutes"
+	@echo "Installing into $(VENV): about 2 GiB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -13,15 +13,15 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import TextIO
 
 import kvrelay
 
 AT_ONCE = 16
+ARGUMENTS = {"prompt", "timeout", *kvrelay.GenerateOptions.__annotations__}
 
 
-async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> dict[str, int]:
+async def answer_all(lines: enumerate[str], out: TextIO) -> dict[str, int]:
     """Answers numbered lines and writes the answers to `out`. Returns how many there are."""
     written = {"text": 0, "error": 0}
     async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
@@ -30,18 +30,21 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> dict[str,
             # The tasks share the iterator, so each task takes the next line.
             for number, line in lines:
                 try:
-                    answer = await client.generate(**json.loads(line))
+                    request = json.loads(line)
+                    if not isinstance(request, dict):
+                        raise ValueError('a line must be an object such as {"prompt": "Once"}')
+                    if unknown := request.keys() - ARGUMENTS:
+                        raise ValueError(f"{', '.join(unknown)}: generate has no such argument")
+                    answer = await client.generate(**request)
                     reason = answer.finish_reason
                     row = {"line": number, "text": answer.text, "finish_reason": reason}
-                except (kvrelay.KvRelayError, ValueError, TypeError) as error:
+                except (kvrelay.KvRelayError, ValueError) as error:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
                 written["error" if "error" in row else "text"] += 1
-                out.write(json.dumps(row) + "\n")
-                out.flush()  # keeps finished answers if the program is killed
+                # Flushed, so that finished answers are kept if the program is killed.
+                print(json.dumps(row), file=out, flush=True)
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(AT_ONCE):
-                tasks.create_task(work())
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     return written
 
 
@@ -49,10 +52,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python examples/batch.py PROMPTS.jsonl ANSWERS.jsonl")
     try:
-        with (
-            open(sys.argv[1], encoding="utf-8") as source,
-            open(sys.argv[2], "w", encoding="utf-8") as target,
-        ):
+        with open(sys.argv[1]) as source, open(sys.argv[2], "w") as target:
             found = asyncio.run(answer_all(enumerate(source, 1), target))
     except OSError as error:
         sys.exit(str(error))

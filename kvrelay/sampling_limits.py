@@ -81,12 +81,22 @@ def check_numbers(sampling: object) -> None:
             raise bad_value(name, value, str(limit))
 
 
-def check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
-    """Raises InvalidArgument for a bias that is not a number from -MAX_BIAS to MAX_BIAS."""
+def check_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    """Raises InvalidArgument for a token id outside the vocabulary, and for a bias that is not a
+    number from -MAX_BIAS to MAX_BIAS. The message names the entry by its key, as clients write it.
+    """
     for token_id, bias in logit_bias:
+        entry = f'logit_bias["{token_id}"]'
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(
+                f"{entry} is for a token id that the model does not have; allowed are 0 to "
+                f"{vocab_size - 1}",
+                field="logit_bias",
+            )
         if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise bad_value(
-                "logit_bias", f"{token_id}: {bias}", f"numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}"
+            raise InvalidArgument(
+                f"{entry} is {bias}; allowed are numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}",
+                field="logit_bias",
             )
 
 
@@ -99,13 +109,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     check_numbers(params)
     if params.seed is None and params.temperature >= LEAST_TEMPERATURE:
         raise bad_value("seed", None, f"{SEED} at a temperature above 0")
-    if params.logit_bias:
-        check_bias(params.logit_bias)
-        for token_id, _ in params.logit_bias:
-            if not 0 <= token_id < vocab_size:
-                raise bad_value(
-                    "logit_bias", f"for token {token_id}", f"token ids from 0 to {vocab_size - 1}"
-                )
+    check_bias(params.logit_bias, vocab_size)
 
 
 def check_prompt_logprobs(params: SamplingParams, prompt_len: int) -> None:

@@ -205,7 +205,7 @@ it is loaded. [`configs/default.yaml`](../../configs/default.yaml) has every key
 [`configs/laptop.yaml`](../../configs/laptop.yaml) is an example for a few cores.
 
 A *size* is a number of bytes, or a number with one of the units `B`, `KiB`, `MiB`, `GiB`, `TiB`,
-`KB`, `MB`, `GB`, `TB`.
+`kB`, `MB`, `GB`, `TB`, of which a `KiB` has 1,024 bytes and a `kB` 1,000.
 
 ## Cluster file
 {key_table(ClusterConfig, default, sections=True)}

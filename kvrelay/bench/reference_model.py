@@ -21,7 +21,7 @@ _CONFIG = NAMED[NAME]
 
 
 def reference_model() -> Path:
-    """Returns the folder of the bfloat16 checkpoint (0.39 GB). The first call writes it to the
+    """Returns the folder of the bfloat16 checkpoint (0.36 GiB). The first call writes it to the
     user's cache folder.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -239,8 +240,10 @@ def _lines() -> Iterator[str]:
                 yield input(_PROMPT)
             except KeyboardInterrupt:
                 print()
-    except EOFError:
-        print()
+    except (EOFError, OSError):
+        # A terminal that was closed takes no line. SIGHUP may be ignored, as nohup does.
+        with suppress(OSError):
+            print(flush=True)
     finally:
         _save_history(history)
 

@@ -149,6 +149,8 @@ def run(arguments: Sequence[str]) -> int:
         message = cast(Any, error).format_message().rstrip(".")
         for noise, said in _NOISE:
             message = re.sub(noise, said, message)
+        # As the help page writes it.
+        message = re.sub(r"(?<=Missing argument )'\w+'", lambda one: one[0].upper(), message)
         if "unexpected extra argument" in message and (remedy := _MORE_WORDS.get(where)):
             message += f"; {remedy}"
         for command, option, remedy in _OPTIONS_ELSEWHERE:

@@ -32,6 +32,10 @@ def scale(
     ],
     admin: Admin = DEFAULT_ADMIN,
     model: ModelName = "",
+    reason: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="Why, for the scaling history that `status` shows."),
+    ] = "",
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -43,14 +47,14 @@ def scale(
     on stderr if some find no room. Those start as soon as there is room. A decode pool has at least
     one worker, unless its policy has `min_replicas: 0`.
 
-    Example: kvrelay scale prefill=2 decode=4
+    Example: kvrelay scale prefill=2 decode=4 --reason "the launch at noon"
     """
     from kvrelay.client.connection import Connection
 
     wanted = parse_sizes(sizes)
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         before = {pool.name: pool.desired for pool in client.status().pools}
-        prefill, decode = client.set_pool_size(**wanted)
+        prefill, decode = client.set_pool_size(**wanted, reason=reason)
         print(f"prefill={prefill} decode={decode}", flush=True)
         # In a pool that shrinks, workers of the larger size may still be pending.
         growing: dict[PoolName, int] = {

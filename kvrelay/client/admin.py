@@ -98,15 +98,17 @@ class AdminClient:
             call.cancel()
 
     def set_pool_size(
-        self, *, prefill: int | None = None, decode: int | None = None
+        self, *, prefill: int | None = None, decode: int | None = None, reason: str = ""
     ) -> tuple[int, int]:
         """Sets the desired number of workers. None leaves a pool unchanged. Returns the desired
-        sizes of both pools: (prefill, decode).
+        sizes of both pools: (prefill, decode). `reason` is kept in the scaling history.
         """
         self._check_model()
         with self._errors():
             response = self._stub.SetPoolSize(
-                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode, model=self.model),
+                wire.pb.SetPoolSizeRequest(
+                    prefill=prefill, decode=decode, model=self.model, reason=reason
+                ),
                 timeout=self._timeout,
                 metadata=self._metadata,
             )

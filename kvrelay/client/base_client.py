@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, ClassVar
 
 import grpc
@@ -19,6 +20,7 @@ from kvrelay.client.hints import with_hint
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.loopback import is_loopback
+from kvrelay.shown_value import shown
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
@@ -200,8 +202,10 @@ class BaseClient:
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
         seconds = self._timeout if timeout is None else timeout
-        if math.isnan(seconds):
-            raise InvalidArgument("timeout is nan; it must be a number of seconds", field="timeout")
+        if not isinstance(seconds, Real) or math.isnan(seconds):
+            raise InvalidArgument(
+                f"timeout is {shown(seconds)}; it must be a number of seconds", field="timeout"
+            )
         return Retry(
             _PATIENT if patient else self._policy,
             len(self.targets),

@@ -6,9 +6,11 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.shown_value import shown
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Guidance, Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
@@ -47,7 +49,7 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     repetition_penalty: float | None
-    logit_bias: Mapping[int, float] | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
     logprobs: int | None
     # Number of most likely tokens at each place of the prompt.
     prompt_logprobs: int | None
@@ -69,6 +71,10 @@ class GenerateOptions(TypedDict, total=False):
 
 _SAMPLING = frozenset(one.name for one in fields(SamplingOptions))
 _SEQUENCES = frozenset({"token_ids", "stop", "stop_token_ids", "resume"})
+_A_MESSAGE = (
+    'each message must be {"role": "user", "content": "text"}, or the pair of role and content'
+)
+_A_BIAS = "it must map token ids to numbers"
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> GenerateRequest:
@@ -96,14 +102,18 @@ def _plain(name: str, value: Any) -> Any:
     """Returns the value in the form that the request holds: nested tuples."""
     try:
         match name:
+            case "messages" if isinstance(value, str | Mapping):
+                raise TypeError(f"it must be a list of messages; {_A_MESSAGE}")
             case "messages":
                 return tuple(map(_message, value))
-            case "slo" if isinstance(value, Mapping):
-                return Slo(**value)
+            case "slo" if not isinstance(value, Slo):
+                return _slo(value)
             case "guidance" if not isinstance(value, Guidance):
-                return _guidance(**value)
+                return _guidance(value)
             case "logit_bias":
-                return tuple(sorted(value.items()))
+                return _logit_bias(value)
+            case "ignore_eos" if not isinstance(value, int):
+                raise TypeError("it must be true or false")
             case "stop" if isinstance(value, str):
                 return (value,)
             case _ if name in _SEQUENCES and not isinstance(value, Iterable):
@@ -112,8 +122,8 @@ def _plain(name: str, value: Any) -> Any:
                 raise TypeError("only ignore_eos can be true or false")
             case _:
                 return tuple(value) if name in _SEQUENCES else value
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{name}: {value!r:.80} is invalid: {error}", field=name) from error
+    except TypeError as error:
+        raise InvalidArgument(f"{name}: {shown(value)} is invalid: {error}", field=name) from error
 
 
 def _message(one: Any) -> ChatMessage:
@@ -122,22 +132,35 @@ def _message(one: Any) -> ChatMessage:
             return ChatMessage(role, content)
         case ChatMessage():
             return one
-    raise TypeError(
-        'each message must be {"role": "user", "content": "text"} or ("user", "text"), '
-        f"not {one!r:.60}"
-    )
+    raise TypeError(f"{_A_MESSAGE}, not {shown(one)}")
 
 
-def _guidance(
-    *, json_schema: object = None, regex: str | None = None, lark: str | None = None
-) -> Guidance:
-    if json_schema is not None and not isinstance(json_schema, str):
-        json_schema = json.dumps(json_schema)
-    match json_schema, regex, lark:
-        case str(source), None, None:
-            return Guidance("json_schema", source)
-        case None, str(source), None:
-            return Guidance("regex", source)
-        case None, None, str(source):
-            return Guidance("lark", source)
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """Returns the entries in ascending order. Keys may be text, because those of JSON are."""
+    if not isinstance(value, Mapping):
+        raise TypeError(_A_BIAS)
+    entries = []
+    for key, bias in value.items():
+        is_id = key.isdecimal() if isinstance(key, str) else isinstance(key, Integral)
+        if not is_id or not isinstance(bias, Real):
+            raise TypeError(f"{_A_BIAS}, not {shown({key: bias})}")
+        entries.append((int(key), float(bias)))
+    return tuple(sorted(entries))
+
+
+def _slo(value: object) -> Slo:
+    names = [one.name for one in fields(Slo)]
+    if not isinstance(value, Mapping) or not value.keys() <= set(names):
+        raise TypeError(f"it may have {' and '.join(names)}, in milliseconds, and nothing else")
+    return Slo(**value)
+
+
+def _guidance(value: object) -> Guidance:
+    if isinstance(value, Mapping):
+        match [(kind, source) for kind, source in value.items() if source is not None]:
+            case [("json_schema", schema)]:
+                source = schema if isinstance(schema, str) else json.dumps(schema)
+                return Guidance("json_schema", source)
+            case [("regex" | "lark" as kind, str(source))]:
+                return Guidance(kind, source)
     raise TypeError("give exactly one of json_schema, regex and lark")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
+_SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|kB|KB|MB|GB|TB)?$")
 _UNIT = {
     None: 1,
     "B": 1,
@@ -12,6 +12,7 @@ _UNIT = {
     "MiB": 2**20,
     "GiB": 2**30,
     "TiB": 2**40,
+    "kB": 10**3,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,

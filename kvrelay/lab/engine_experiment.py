@@ -22,6 +22,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 BATCH_CONTEXT = 128
 CHUNK_TOKENS = 512
 _RUNS = 5
+# Times that the progress moves for a case: after its preparation, and after each run.
+MOVES = 1 + _RUNS
 # Tokens by which a sequence grows while it is measured.
 _SPARE = DECODE_STEPS * (_RUNS + 2)
 # Bytes of KV memory.
@@ -55,9 +57,8 @@ def measure_engine(path: str, weights: str, seconds: float, progress: Progress) 
         positions = [one for one in POSITIONS if one <= longest]
         room = int(facts["kv_tokens"]) // (BATCH_CONTEXT + _SPARE + 64)
         batches = [one for one in BATCHES if one <= max(2, room)]
-        done = progress(
-            f"prefill and decode, weights {weights}", len(lengths) + len(positions) + len(batches)
-        )
+        cases = len(lengths) + len(positions) + len(batches)
+        done = progress(f"prefill and decode, weights {weights}", cases * MOVES)
         steps = StepClock(engine, int(facts["vocab_size"]), done)
         part = seconds / 3
         prefill = steps.measured(lengths, steps.prefill, part)
@@ -79,10 +80,12 @@ class StepClock:
     """Times the steps of an engine as long as there is time left."""
 
     def __init__(self, engine: Engine, vocab_size: int, done: Callable[[], None]) -> None:
-        """done: called after each case."""
+        """done: called MOVES times for each case."""
         self._engine = engine
         self._vocab_size = vocab_size
         self._done = done
+        # Moves of the present case that are still to come.
+        self._moves = 0
         self._random = Random(0)
         self._until = 0.0
 
@@ -97,34 +100,47 @@ class StepClock:
         before = 0.0
         for case in cases:
             began = time.monotonic()
+            self._moves = MOVES
             # A larger case takes longer than the one before.
             if len(found) < 2 or began + before < self._until:
                 found[case] = measure(case)
                 before = time.monotonic() - began
-            self._done()
+            while self._moves:
+                self._move()
         return found
 
     def prefill(self, tokens: int) -> float:
         """Returns the median time to the first token of a prompt."""
         # The first run may compile, and does not count.
         self._engine.prefill(self._prompt(tokens))
+        self._move()
         return self._median(lambda: self._engine.prefill(self._prompt(tokens)))
 
     def decode(self, batch: int, context: int) -> float:
         """Returns the median time of a step."""
         self._engine.open([self._prompt(context) for _ in range(batch)])
         self._engine.decode(DECODE_STEPS)
+        self._move()
         found = self._median(lambda: self._engine.decode(DECODE_STEPS) / DECODE_STEPS)
         self._engine.close()
         return found
 
     def _median(self, run: Callable[[], float]) -> float:
-        found = [run()]
+        found = [self._moved(run)]
         # Most of the time is for the larger cases that follow.
         until = time.monotonic() + (self._until - time.monotonic()) / 4
         while len(found) < _RUNS and time.monotonic() < until:
-            found.append(run())
+            found.append(self._moved(run))
         return median(found)
+
+    def _moved(self, run: Callable[[], float]) -> float:
+        found = run()
+        self._move()
+        return found
+
+    def _move(self) -> None:
+        self._moves -= 1
+        self._done()
 
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._vocab_size), k=tokens)

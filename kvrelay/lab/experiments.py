@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvrelay.lab.figures import EngineFigures, LabFigures, NeighbourFigures
 from kvrelay.percentiles import percentile
+from kvrelay.planning.quantity import size
 from kvrelay.types.kv_layout import KvLayout
 
 # Points that a scatter plot shows at most, for each series.
@@ -94,9 +95,9 @@ def _position(figures: LabFigures) -> Experiment:
         (
             f"The token at position {late:,} takes {_ms(late_s)}, {late_s / early_s:.2f} times "
             f"the {_ms(early_s)} at position {early:,}.",
-            f"Each token reads all weights, {_bytes(figures.weight_bytes)}, and the KV of all "
-            f"tokens before it, {_bytes(late * kv)} at position {late:,}: only the KV grows. That "
-            f"is {_bytes(rate)} in a second. With a large model this rate reaches the memory's "
+            f"Each token reads all weights, {size(figures.weight_bytes)}, and the KV of all "
+            f"tokens before it, {size(late * kv)} at position {late:,}: only the KV grows. That "
+            f"is {size(rate)} in a second. With a large model this rate reaches the memory's "
             "bandwidth, which then bounds decode.",
         ),
         _curves(figures, "position"),
@@ -136,18 +137,18 @@ def _kv(figures: LabFigures) -> Experiment:
     tokens = sorted({max(1, longest >> shift) for shift in range(8)})
     return Experiment(
         "KV cache: bytes over the context",
-        "Megabytes of one sequence's KV, over its tokens.",
+        "MiB of one sequence's KV, over its tokens.",
         (
-            f"Each token takes {_bytes(token)} of KV: {_shape(layout)}.",
+            f"Each token takes {size(token)} of KV: {_shape(layout)}.",
             f"The KV of {weights / token:,.0f} tokens, in one sequence or in many, takes as much "
             f"memory as the weights; {longest:,} tokens of one sequence take "
-            f"{_bytes(longest * token)}.",
+            f"{size(longest * token)}.",
         ),
-        (Series(layout.dtype, tuple((n, n * token / 1e6) for n in tokens), "handoff"),),
-        unit=" MB",
+        (Series(layout.dtype, tuple((n, n * token / 2**20) for n in tokens), "handoff"),),
+        unit=" MiB",
         x_unit="tokens",
         log_y=True,
-        limit=(weights / 1e6, f"weights: {_bytes(weights)}"),
+        limit=(weights / 2**20, f"weights: {size(weights)}"),
     )
 
 
@@ -333,11 +334,3 @@ def _factor(one: float, other: float) -> str:
 def _ms(seconds: float) -> str:
     value = seconds * 1000
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError("GB is the last unit")

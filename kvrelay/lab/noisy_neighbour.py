@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from kvrelay.bench.run import Progress
 from kvrelay.client import AsyncClient
 from kvrelay.config.config_file import load_config
 from kvrelay.config.schema import ClusterConfig
@@ -22,6 +23,9 @@ _STREAMS = 4
 # Clients that send prompts, each as soon as it has the first token of the one before.
 _NEIGHBOURS = 2
 _STREAM_PROMPT = 32
+# Times that the progress moves while streams are alone, and while they are beside prompts. Drawing
+# it delays a token by a millisecond, so it does not move with each token.
+_MOVES = 12
 # Answers are long, so that few new ones begin.
 _ANSWER_TOKENS = 2048
 
@@ -37,11 +41,13 @@ async def measure_neighbour(
     vocab_size: int,
     prompt_tokens: int,
     seconds: tuple[float, float],
+    progress: Progress,
 ) -> NeighbourFigures:
     """Starts a cluster and measures its streams: alone, then beside prompts.
 
     seconds: of both parts. Raises what LocalCluster raises.
     """
+    started = progress(f"starting a cluster, {form}", 1)
     async with (
         LocalCluster(config, quiet=True) as cluster,
         AsyncClient(cluster.endpoints.grpc) as client,
@@ -50,21 +56,37 @@ async def measure_neighbour(
         load = _Load(client, vocab_size, model.max_model_len)
         # Connects, and compiles what the first requests need.
         await asyncio.gather(*(load.prompt(prompt_tokens) for _ in range(_NEIGHBOURS)))
+        started()
+        done = progress(f"streams beside long prompts, {form}", 2 * _MOVES)
         load.began = time.perf_counter()
         streams = [asyncio.create_task(load.streams()) for _ in range(_STREAMS)]
-        await asyncio.sleep(seconds[0])
+        failed = await _some_time(streams, seconds[0], done)
         prompts_from = time.perf_counter() - load.began
         load.ttft.clear()
         prompts = [asyncio.create_task(load.prompts(prompt_tokens)) for _ in range(_NEIGHBOURS)]
-        failed, _ = await asyncio.wait(
-            [*streams, *prompts], timeout=seconds[1], return_when=asyncio.FIRST_EXCEPTION
-        )
+        failed |= await _some_time([*streams, *prompts], seconds[1], done)
         for task in [*streams, *prompts]:
             task.cancel()
         await asyncio.wait([*streams, *prompts])
         for task in failed:
             task.result()
     return NeighbourFigures(form, tuple(load.gaps), prompts_from, tuple(sorted(load.ttft)))
+
+
+async def _some_time(
+    tasks: Sequence[asyncio.Task[None]], seconds: float, done: Callable[[], None]
+) -> set[asyncio.Task[None]]:
+    """Lets endless tasks run. Calls `done` _MOVES times. Returns early with tasks that have
+    failed.
+    """
+    for _ in range(_MOVES):
+        failed, _ = await asyncio.wait(
+            tasks, timeout=seconds / _MOVES, return_when=asyncio.FIRST_EXCEPTION
+        )
+        if failed:
+            return failed
+        done()
+    return set()
 
 
 class _Load:

@@ -62,15 +62,14 @@ def run_lab(
     share = _FORM * options.seconds
     seconds = (_ALONE * share, (1 - _ALONE) * share)
     neighbour: tuple[NeighbourFigures, ...] | str
-    done = progress("streams beside long prompts, on two clusters", len(FORMS))
     try:
         found = []
         for form in FORMS:
             config = cluster_form(form, {**overrides, "model.path": path})
-            found.append(
-                run(measure_neighbour(config, form, engine.vocab_size, prompt_tokens, seconds))
+            measuring = measure_neighbour(
+                config, form, engine.vocab_size, prompt_tokens, seconds, progress
             )
-            done()
+            found.append(run(measuring))
         neighbour = tuple(found)
     except KvRelayError as error:
         neighbour = error.message

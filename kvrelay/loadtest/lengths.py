@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvrelay.errors import InvalidArgument
+
+N = TypeVar("N", int, float)
 
 _NORMAL = NormalDist()
 _FORMS = "write a number, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B"
@@ -132,7 +135,19 @@ def parse_lengths(text: str, field: str) -> Lengths:
 
 def _uniform(text: str) -> Uniform:
     low, dash, high = text.partition("-")
-    return Uniform(int(low), int(high) if dash else int(low))
+    return Uniform(_whole(low), _whole(high if dash else low))
+
+
+def _whole(text: str) -> int:
+    return _number(text, int, "a whole number")
+
+
+def _number(text: str, kind: Callable[[str], N], name: str) -> N:
+    """Raises ValueError in words for users."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r:.40} is not {name}") from None
 
 
 def _lognormal(text: str) -> LogNormal:
@@ -140,9 +155,9 @@ def _lognormal(text: str) -> LogNormal:
     values = {"min": "1", "max": str(_MOST)} | dict(pairs)
     if values.keys() != {"median", "sigma", "min", "max"}:
         raise ValueError("median and sigma are required; min and max are optional")
-    median, sigma = float(values["median"]), float(values["sigma"])
+    median, sigma = (_number(values[one], float, "a number") for one in ("median", "sigma"))
     if not (0 < median <= _MOST and 0 <= sigma <= MAX_SIGMA):
         raise ValueError(
             f"median must be above 0 and at most {_MOST:,}, and sigma from 0 to {MAX_SIGMA:g}"
         )
-    return LogNormal(median, sigma, int(values["min"]), int(values["max"]))
+    return LogNormal(median, sigma, _whole(values["min"]), _whole(values["max"]))

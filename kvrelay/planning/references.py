@@ -73,6 +73,7 @@ REFERENCES: list[tuple[str, str, str]] = [
 ]
 
 ASSUMPTIONS: list[str] = [
+    "A GB has 10^9 bytes, as in data sheets; a KiB has 1,024.",
     "Shares of peak rates that an engine reaches: --compute-efficiency, --bandwidth-efficiency, "
     "--link-efficiency. Measure yours with `kvrelay bench engine`.",
     "Matrix products have the rate of the weights' dtype, attention at most that of bf16.",

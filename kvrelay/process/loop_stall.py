@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from kvrelay.process.run_queue import RunQueueWait
 from kvrelay.process.telemetry import get_logger
 
 BEAT_S = 0.02
@@ -29,7 +30,9 @@ log = get_logger("loop")
 
 @dataclass(slots=True)
 class StallCounts:
-    """The lateness of all beats, in seconds."""
+    """The lateness of all beats, in seconds, without the time in which the loop's thread waited for
+    a core.
+    """
 
     # The last bucket is for all larger values.
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
@@ -37,26 +40,30 @@ class StallCounts:
     worst_s: float = 0.0
     # CPU time of the loop's thread between two beats.
     worst_cpu_s: float = 0.0
+    # Sum of the time in which the loop's thread waited for a core.
+    waited_s: float = 0.0
     # Stack of the loop's thread in the last stall that was long enough to be sampled.
     stack: str = ""
 
-    def add(self, late_s: float, cpu_s: float) -> None:
-        """Counts one beat: its lateness, and the CPU time of the loop's thread since the previous
-        beat.
+    def add(self, late_s: float, cpu_s: float, waited_s: float) -> None:
+        """Counts one beat: its lateness without waiting for a core, and since the previous beat the
+        CPU time of the loop's thread and its time of waiting for a core.
         """
         self.buckets[bisect_left(BUCKETS, late_s)] += 1
         self.total_s += late_s
         self.worst_s = max(self.worst_s, late_s)
         self.worst_cpu_s = max(self.worst_cpu_s, cpu_s)
+        self.waited_s += waited_s
 
 
 class LoopStalls:
     """Measures the event loop that `run` runs on.
 
-    A callback is due every BEAT_S; other callbacks delay it by their own duration. The CPU time of
-    the loop's thread is recorded beside the wall time. On a busy machine a beat can be late
-    although no callback took long; then only the wall time is large. A watchdog thread samples the
-    loop's stack during a stall, if the interpreter's lock is free.
+    A callback is due every BEAT_S; other callbacks delay it by their own duration. On a busy
+    machine a beat is also late when the loop's thread gets no core. The kernel measures that time,
+    and it is no stall. The CPU time of the loop's thread is recorded beside the stall: a callback
+    that blocks uses none. A watchdog thread samples the loop's stack during a stall, if the
+    interpreter's lock is free.
     """
 
     def __init__(self, process: str, beat_s: float = BEAT_S) -> None:
@@ -65,7 +72,8 @@ class LoopStalls:
         self._process = process
         self._beat_s = beat_s
         self._due = 0.0
-        self._cpu = 0.0
+        self._cpu = self._waited = 0.0
+        self._run_queue = RunQueueWait()
         # The stack sampled in the current stall.
         self._sampled: str | None = None
         self._ended = threading.Event()
@@ -77,30 +85,39 @@ class LoopStalls:
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="loop stalls", daemon=True
         )
-        self._due, self._cpu = time.monotonic() + self._beat_s, time.thread_time()
-        self._handle = loop.call_later(self._beat_s, self._beat, loop)
-        thread.start()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self._handle.cancel()
-            self._ended.set()
+        with self._run_queue:
+            self._cpu, self._waited = time.thread_time(), self._run_queue.seconds()
+            self._due = time.monotonic() + self._beat_s
+            self._handle = loop.call_later(self._beat_s, self._beat, loop)
+            thread.start()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._handle.cancel()
+                self._ended.set()
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        now, cpu = time.monotonic(), time.thread_time()
+        now, cpu, waited = time.monotonic(), time.thread_time(), self._run_queue.seconds()
         late_s, cpu_s = max(0.0, now - self._due), cpu - self._cpu
-        self.counts.add(late_s, cpu_s)
+        waited_s = waited - self._waited
+        stall_s = max(0.0, late_s - waited_s)
+        self.counts.add(stall_s, cpu_s, waited_s)
         stack, self._sampled = self._sampled, None
-        if late_s >= SAMPLE_S:
+        times = {"cpu_seconds": round(cpu_s, 3), "waited_for_core_seconds": round(waited_s, 3)}
+        if stall_s >= SAMPLE_S:
             self.counts.stack = stack or ""
             log.warning(
                 "event_loop_stalled",
                 process=self._process,
-                seconds=round(late_s, 3),
-                cpu_seconds=round(cpu_s, 3),
+                seconds=round(stall_s, 3),
+                **times,
                 stack=stack or "unavailable: the global interpreter lock was held",
             )
-        self._due, self._cpu = now + self._beat_s, cpu
+        elif late_s >= SAMPLE_S:
+            log.info(
+                "event_loop_got_no_core", process=self._process, seconds=round(late_s, 3), **times
+            )
+        self._due, self._cpu, self._waited = now + self._beat_s, cpu, waited
         self._handle = loop.call_later(self._beat_s, self._beat, loop)
 
     def _watch(self, ident: int) -> None:

@@ -106,7 +106,7 @@ class EmbeddedRedis:
             "logfile": "redis.log",
             "loglevel": "warning",
             # Ample: the state of a cluster takes kilobytes.
-            "maxmemory": "256mb",
+            "maxmemory": str(256 * 2**20),
             "maxmemory-policy": "noeviction",
         }
         self._process = await asyncio.create_subprocess_exec(

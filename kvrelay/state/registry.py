@@ -252,10 +252,24 @@ class Registry(RegistryValues):
                 sizes[pool] = size.replicas
         return sizes
 
-    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
-        """Sets the sizes that an operator requested, unconditionally."""
+    async def set_desired(
+        self, sizes: Mapping[PoolName, int], decisions: Iterable[ScalingDecision] = ()
+    ) -> None:
+        """Sets the sizes that an operator requested, unconditionally, and adds the decisions that
+        say so.
+        """
         if sizes:
-            await self._call("HSET", self._keys.desired, *_words(sizes))
+            await self._call(
+                "EVAL",
+                scripts.SET_SIZES,
+                2,
+                self._keys.desired,
+                self._keys.decisions,
+                _DECISIONS_KEPT - 1,
+                len(sizes),
+                *_words(sizes),
+                *map(encoded, decisions),
+            )
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
         """Applies the autoscaler's change, (before, after) for each pool, atomically. Returns False

@@ -141,6 +141,15 @@ return 1
 """
 )
 
+# KEYS: desired sizes, decisions. ARGV: index of the last decision to keep, number of pools, then
+# for each pool its name and size, then decisions.
+SET_SIZES = """
+local sizes = 2 + 2 * tonumber(ARGV[2])
+for i = 3, sizes, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+for i = sizes + 1, #ARGV do redis.call('LPUSH', KEYS[2], ARGV[i]) end
+redis.call('LTRIM', KEYS[2], 0, ARGV[1])
+"""
+
 # KEYS: leader, decisions. ARGV: owner, term, decision, index of the last decision to keep. Returns
 # 1 if written.
 RECORD_DECISION = (

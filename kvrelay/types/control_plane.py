@@ -103,6 +103,8 @@ class RouterLoad:
     certificate_note: str = ""
     # Protocol version of the router.
     protocol: int = 0
+    # Processes of the router that the figures are the sum of; 0 if an older router does not say.
+    processes: int = 1
     # Requests that have begun on a worker since the router's start.
     begun: int = 0
     # A sample of the last requests that have left their workers, at most RECENT.

@@ -203,7 +203,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "waiting_at_limit", "waiting_tokens_at_limit", "protocol")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "waiting_for_prefill", "waiting_prefill_tokens", "waiting_at_limit", "waiting_tokens_at_limit", "processes", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class RouterStatus(_message.Message):
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_AT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
@@ -233,8 +234,9 @@ class RouterStatus(_message.Message):
     waiting_prefill_tokens: int
     waiting_at_limit: int
     waiting_tokens_at_limit: int
+    processes: int
     protocol: int
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., waiting_for_prefill: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., waiting_at_limit: _Optional[int] = ..., waiting_tokens_at_limit: _Optional[int] = ..., processes: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol", "routing", "autoscaling", "models", "delayed")
@@ -275,14 +277,16 @@ class ClusterStatus(_message.Message):
     def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ..., routing: _Optional[str] = ..., autoscaling: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., delayed: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
-    __slots__ = ("prefill", "decode", "model")
+    __slots__ = ("prefill", "decode", "model", "reason")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     prefill: int
     decode: int
     model: str
-    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SetPoolSizeResponse(_message.Message):
     __slots__ = ("prefill", "decode")

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance, GuidanceKind, SamplingParams, ThinkingMarkers
 from kvrelay.v1 import inference_pb2 as pb
-from kvrelay.wire.encoding.fields import extend_field, set_field
+from kvrelay.wire.encoding.fields import extend_field, said, set_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.Sampling
         message.logit_bias.update(sampling.logit_bias)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"logit_bias: {error}; give token ids and numbers", field="logit_bias"
+            f"logit_bias: {said(error)}; give token ids and numbers", field="logit_bias"
         ) from error
     if sampling.guidance is not None:
         message.guidance.CopyFrom(_guidance_to_proto(sampling.guidance))

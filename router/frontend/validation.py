@@ -319,8 +319,7 @@ def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
             f"logit_bias has {len(options.logit_bias)} entries; allowed are {MAX_LOGIT_BIAS}",
             field="logit_bias",
         )
-    check_token_ids("logit_bias", [token_id for token_id, _ in options.logit_bias], card)
-    check_bias(options.logit_bias)
+    check_bias(options.logit_bias, card.vocab_size)
     if options.guidance is not None:
         check_text("guidance", options.guidance.source)
         check_guidance(options.guidance, options.ignore_eos, options.min_tokens)

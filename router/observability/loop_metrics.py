@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from kvrelay.process.loop_stall import BUCKETS, StallCounts
@@ -21,8 +26,10 @@ class LoopStallCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the stall histogram and the gauges of the worst stall."""
-        text = "Delay of an event loop callback that is due every 20 ms."
+        """Yields the stall histogram, the gauges of the worst stall, and the wait for a core."""
+        text = (
+            "Delay of an event loop callback that is due every 20 ms, without waiting for a core."
+        )
         stalls = HistogramMetricFamily("kvrelay_event_loop_stall_seconds", text, labels=_LABELS)
         ends = (*map(str, BUCKETS), "+Inf")
         buckets = list(zip(ends, map(float, accumulate(self._counts.buckets)), strict=True))
@@ -42,3 +49,10 @@ class LoopStallCollector(Collector):
             )
             family.add_metric(self._labels, value)
             yield family
+        waited = CounterMetricFamily(
+            "kvrelay_event_loop_core_wait_seconds",
+            "Time that the thread of the event loop waited for a core although it could run.",
+            labels=_LABELS,
+        )
+        waited.add_metric(self._labels, self._counts.waited_s)
+        yield waited

@@ -110,7 +110,7 @@ class RouterTraffic:
 
     @property
     def load(self) -> RouterLoad:
-        """The load of all processes under the name of this one."""
+        """The load of all processes that have answered, under the name of this one."""
         own = self.parts[0].load
         if len(self.parts) == 1:
             return own
@@ -120,6 +120,7 @@ class RouterTraffic:
         return replace(
             own,
             **{name: sum(getattr(one, name) for one in loads) for name in _SUMS},
+            processes=len(loads),
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
             certificate_note="; ".join(notes),

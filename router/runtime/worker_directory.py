@@ -38,8 +38,10 @@ class RouterRegistry(Protocol):
         """Returns the wanted pool sizes, as far as they are set."""
         ...
 
-    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
-        """Sets the wanted sizes of the given pools."""
+    async def set_desired(
+        self, sizes: Mapping[PoolName, int], decisions: Iterable[ScalingDecision] = ()
+    ) -> None:
+        """Sets the wanted sizes of the given pools, and adds the decisions that say so."""
         ...
 
     async def decisions(self, n: int) -> tuple[ScalingDecision, ...]:

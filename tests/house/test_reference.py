@@ -32,6 +32,7 @@ LOOP = {
     "event_loop_stall_seconds",
     "event_loop_worst_stall_seconds",
     "event_loop_worst_cpu_seconds",
+    "event_loop_core_wait_seconds",
     "pool_replicas",
 }
 

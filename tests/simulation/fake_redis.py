@@ -144,6 +144,7 @@ class Store:
             scripts.REMOVE_WORKER: self._remove_worker,
             scripts.SCALE: self._scale,
             scripts.RESTORE_SIZES: self._restore_sizes,
+            scripts.SET_SIZES: self._set_sizes,
             scripts.RECORD_DECISION: self._record_decision,
             scripts.RENEW_LEASE: self._renew_lease,
             scripts.RELEASE_LEASE: self._release_lease,
@@ -235,6 +236,15 @@ class Store:
         self._hset(sizes, *words, now=now)
         self.acts.append(Act(now, owner.decode(), int(term), "restore sizes"))
         return 1
+
+    def _set_sizes(
+        self, sizes: bytes, key: bytes, last: bytes, pools: bytes, *words: bytes, now: float
+    ) -> None:
+        count = 2 * int(pools)
+        self._hset(sizes, *words[:count], now=now)
+        for decision in words[count:]:
+            self._lpush(key, decision, now=now)
+        self._ltrim(key, b"0", last, now=now)
 
     def _record_decision(
         self,

@@ -133,6 +133,18 @@ def _command(rng: random.Random) -> tuple[str | int, ...]:
             ),
             (
                 "EVAL",
+                scripts.SET_SIZES,
+                2,
+                "kvrelay:desired",
+                "kvrelay:decisions",
+                2,
+                1,
+                "decode",
+                token,
+                *rng.choices(["first", "second"], k=rng.randrange(3)),
+            ),
+            (
+                "EVAL",
                 scripts.RECORD_DECISION,
                 2,
                 "kvrelay:fixed",

@@ -99,9 +99,12 @@ class MemoryRegistry:
         self._check()
         return dict(self.sizes)
 
-    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
+    async def set_desired(
+        self, sizes: Mapping[PoolName, int], decisions: Iterable[ScalingDecision] = ()
+    ) -> None:
         self._check()
         self.sizes |= sizes
+        self.history = (*reversed(tuple(decisions)), *self.history)
 
     async def decisions(self, n: int) -> tuple[ScalingDecision, ...]:
         self._check()

@@ -76,7 +76,8 @@ def run(
 
     Requests are sent no matter how many are in progress, except with --concurrency. Exits with 1 if
     a request failed, or took the local path because no prefill worker was available. Ctrl-C ends
-    the test and reports the requests so far.
+    the test and reports the requests so far. Rates are totals divided by the time from the start to
+    the end of the last answer.
 
     Example: kvrelay loadtest run --rate 2 --num-requests 100 --prompt-tokens 32-512 --goodput
     ttft:200 tpot:50

@@ -23,7 +23,7 @@ TargetOption = Annotated[
     typer.Option(
         envvar="KVRELAY_TARGET",
         metavar="ADDRESS",
-        help="Address of the router: HOST:PORT for gRPC, a URL for HTTP.",
+        help="Address of the router: HOST:PORT for gRPC, http://HOST:PORT for HTTP.",
     ),
 ]
 NumRequests = Annotated[
@@ -149,7 +149,7 @@ Metrics = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Address of /metrics, for the cache counters. Default: the target.",
+        help="http://HOST:PORT of /metrics, for the cache counters. Default: the target.",
     ),
 ]
 Json = Annotated[

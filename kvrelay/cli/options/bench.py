@@ -10,7 +10,7 @@ ModelToMeasure = Annotated[
     str,
     typer.Option(
         metavar="DIR|HUB_ID|demo|m200",
-        help="Model. m200 is generated on first use: 0.4 GB in the cache folder.",
+        help="Model. m200 is generated on first use: 0.4 GiB in the cache folder.",
     ),
 ]
 DeviceKind = Annotated[Literal["cpu", "cuda"], typer.Option(help="Device; cuda uses one GPU.")]

@@ -52,7 +52,7 @@ _TAKES = {
     "costs": ("costs",),
     "trace": ("trace",),
     "record": ("report",),
-    "metrics": ("report", "metrics", "trace"),
+    "explain metrics": ("report", "metrics", "trace"),
     "plan model": ("model",),
     "plan draft": ("model",),
     "report file": ("report", "sweep"),

@@ -32,6 +32,8 @@ VARIABLES = frozenset(
         "TOKEN_FILE",
     )
 )
+# The address that an error begins with.
+_SENDER = re.compile(r"^\S+:\d+: ")
 # Of two names. Kubernetes sets variables such as KVRELAY_PORT for a service named kvrelay.
 _LIKENESS = 0.9
 
@@ -58,19 +60,28 @@ def variable_of(param: Any, context: Any) -> str | None:
     return None
 
 
-def with_variables(message: str, context: Any) -> str:
+def with_variables(message: str, context: Any, *, is_answer: bool = False) -> str:
     """Adds to an error the variables that have set options of the command, as far as the error
-    names the option or its value. The user may not know of them.
+    names the option or its value, and what to do. The user may not know of them.
+
+    is_answer: a server refuses what was asked, and the message begins with the server's address.
+    The address is not what was wrong.
     """
-    names = []
+    subject = _SENDER.sub("", message) if is_answer else message
+    found = []
     for param in context.command.params:
         source = context.get_parameter_source(param.name)
         name = variable_of(param, context)
         if name is None or name in message or source is None or source.name != "ENVIRONMENT":
             continue
         words = [*param.opts, param.value_from_envvar(context)]
-        if any(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", message) for word in words):
-            names.append(name)
-    if not names:
+        if any(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", subject) for word in words):
+            found.append((param.opts[0], name))
+    if not found:
         return message
-    return f"{message.rstrip('.')}; the value comes from {' and '.join(names)}"
+    sets = " and ".join(f"{name} sets {option}" for option, name in found)
+    options = " and ".join(option for option, _ in found)
+    names = " ".join(name for _, name in found)
+    return (
+        f"{message.rstrip('.')}; {sets}: give {options} on the command line, or run `unset {names}`"
+    )

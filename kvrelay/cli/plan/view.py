@@ -63,6 +63,13 @@ def _summary(plan: Plan) -> str:
         f"{plan.question.model.name} on {plan.devices} x {plan.question.device.full_name}: "
         f"{_count(most)} users of {users.context:,} tokens at once."
     )
+    if plan.question.users:
+        # With --users, the table has one wall.
+        (wall,) = plan.walls
+        told += (
+            f" With --users {wall.users}, at most {_count(wall.context)} tokens each (limit: "
+            f"{wall.limit})."
+        )
     return told if plan.advice is None else f"{told} {plan.advice.verdict}"
 
 

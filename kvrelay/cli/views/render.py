@@ -26,8 +26,7 @@ _WIDE = 140
 _NARROW = 72
 # Columns without a terminal. The default of rich, 80, would cut names.
 _PIPED_WIDTH = 140
-# A change by an operator is not a decision.
-NO_DECISION = "No decision of a scaling policy yet."
+NO_DECISION = "No scaling decision yet."
 NO_WORKER = "No worker runs."
 # Columns for which `kvrelay status` is laid out without a terminal. Its lines may be longer.
 STATUS_WIDTH = 100
@@ -64,6 +63,14 @@ def waiting(router: RouterLoad) -> str:
     return f"{router.waiting} waiting" + (f" ({said})" if said else "")
 
 
+def router_size(router: RouterLoad) -> str:
+    """Formats the number of processes of a router, if it says so, and their memory."""
+    processes = {0: "", 1: " of 1 process"}.get(
+        router.processes, f" of {router.processes} processes"
+    )
+    return f"router{processes}, {size(router.rss_bytes)}"
+
+
 def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:
     """Renders the status of a cluster in `width` columns."""
     pools = ", ".join(_pool_size(status, pool) for pool in status.pools)
@@ -71,7 +78,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     header = (
         f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
         f"requests: {router.running} running, {waiting(router)}, "
-        f"{router.finished} finished, {router.failed} failed; router {size(router.rss_bytes)}"
+        f"{router.finished} finished, {router.failed} failed\n{router_size(router)}"
     )
     for engine, names in _workers_by(status, "engine").items():
         if engine:

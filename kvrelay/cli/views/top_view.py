@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvrelay.cli.views.pending_workers import pending_lines
-from kvrelay.cli.views.render import NO_DECISION, rate, size_change, waiting
+from kvrelay.cli.views.render import NO_DECISION, rate, router_size, size_change, waiting
 from kvrelay.planning.quantity import size
 
 if TYPE_CHECKING:
@@ -123,8 +123,10 @@ def _header(status: ClusterStatus, trouble: str, width: int) -> Panel:
         lines.append(Text(f"last known state, retrying: {trouble}", "bold red"))
     return Panel(
         Text("\n").join(lines),
-        title=f"kvrelay {status.model}{of_models}",
+        title=Text(f"kvrelay {status.model}{of_models}"),
         title_align="left",
+        subtitle=router_size(status.router),
+        subtitle_align="left",
         border_style="red" if trouble else "",
     )
 

@@ -137,6 +137,6 @@ function story(run, span) {
   if (run.timeline) items.push([colour("queue"), "router's queue", "line"], [colour("prefill"), "prefill pool", "line"], [colour("decode"), "decode pool", "line"]);
   const reasons = marks.length
     ? table(["", "time", "pool", "workers", "reason"], marks.map((one, index) => [String(index + 1), seconds(one.at_s), one.pool, `${one.before} → ${one.after}`, one.reason]), [4])
-    : run.timeline ? element("p", { class: "sub", style: "margin:8px 0 0" }, "No decision of a scaling policy.") : null;
+    : run.timeline ? element("p", { class: "sub", style: "margin:8px 0 0" }, "No scaling decision.") : null;
   return card("Load, latencies, queues and pool sizes", run.timeline ? "Dashed lines: desired sizes. Numbers: scaling decisions, with their reasons below." : null, legend(items), plot, reasons && element("h3", { style: "margin:10px 0 4px" }, marks.length ? "Scaling decisions" : ""), reasons);
 }

@@ -75,7 +75,7 @@ class Report:
         return all(slo.met(row) for slo in self.slos)
 
     def rates(self) -> dict[str, float]:
-        """Returns totals per second of the test's duration."""
+        """Returns totals per second of `duration_s`, by which `vllm bench serve` divides, too."""
         answered, seconds = self.answered, self.duration_s
         totals = {
             "requests": len(answered),

@@ -32,9 +32,9 @@ def report_table(report: Report) -> RenderableType:
         table.add_row(SHORT_NAMES[key], *cells)
     answered = f"{len(report.answered)} of {len(report.rows) + report.in_flight} requests answered"
     if report.rows:
-        answered += f" in {report.duration_s:.2f} s"
+        answered += f" in {report.duration_s:.2f} s, to the end of the last answer"
     rates = ", ".join(f"{name} {rate:.2f}" for name, rate in report.rates().items())
-    lines = [answered, f"per second: {rates}", f"paths: {_counts(report.paths)}"]
+    lines = [answered, f"per second of that time: {rates}", f"paths: {_counts(report.paths)}"]
     if report.slos:
         lines.append(
             "goodput: "

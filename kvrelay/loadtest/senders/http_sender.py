@@ -30,7 +30,7 @@ from kvrelay.wire.inference import ModelInfo
 
 class HttpSender:
     """Sends over HTTP. Raises InvalidArgument for a target that is not http://HOST:PORT or
-    https://HOST:PORT.
+    https://HOST:PORT, with or without `path`.
     """
 
     def __init__(
@@ -38,9 +38,12 @@ class HttpSender:
         target: str,
         timeout: float,
         connection: Connection = OPEN,
+        path: str = "/v1",
         **options: Any,
     ) -> None:
-        """`options` are added to the body of every request."""
+        """`options` are added to the body of every request. `path`: what users know the target's
+        address with, such as the base URL of OpenAI's client.
+        """
         try:
             parts = urlsplit(target)
             host, port = parts.hostname, parts.port
@@ -50,10 +53,11 @@ class HttpSender:
             host is None
             or port is None
             or parts.scheme not in ("http", "https")
-            or parts.path not in ("", "/")
+            or parts.path.rstrip("/") not in ("", path)
         ):
             raise InvalidArgument(
-                f"{target!r} is not a target; give http://HOST:PORT or https://HOST:PORT",
+                f"{target!r:.200} is not a target; give http://HOST:PORT or https://HOST:PORT, "
+                f"with or without {path}",
                 field="target",
             )
         self._host, self._port, self._timeout = host, port, timeout

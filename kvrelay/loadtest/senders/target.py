@@ -52,9 +52,9 @@ async def open_target(
     connection: Connection,
     model: str = "",
 ) -> AsyncIterator[Target]:
-    """Opens a target. address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT.
-    metrics: the http address of the same server. model: the name of one of its models, by default
-    of the first.
+    """Opens a target. address: HOST:PORT, http://HOST:PORT or https://HOST:PORT, with or without
+    /v1. admin: HOST:PORT. metrics: the http address of the same server, with or without http:// and
+    /metrics. model: the name of one of its models, by default of the first.
 
     Sources that are not given are probed: the port after a gRPC target's port, which is the default
     of a cluster's admin listener, and /metrics of an HTTP target. With a token without the role
@@ -66,7 +66,10 @@ async def open_target(
         sender = kind(address, timeout, connection)
         await stack.enter_async_context(sender)
         client = None if admin is None else stack.enter_context(_admin(admin, connection, model))
-        exposition = None if metrics is None else HttpSender(metrics, STATUS_TIMEOUT_S, connection)
+        exposition = None
+        if metrics is not None:
+            url = metrics if "://" in metrics else f"http://{metrics}"
+            exposition = HttpSender(url, STATUS_TIMEOUT_S, connection, "/metrics")
         found = _named(await sender.models(), model, address)
         # Routers of one model take requests without a name, which older ones expect.
         sender.model = found.id if model or isinstance(sender, HttpSender) else ""

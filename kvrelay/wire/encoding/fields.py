@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.shown_value import shown
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
@@ -63,7 +64,7 @@ def set_field(message: Message, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name}: {value!r:.80}: {said(error)}", field=name) from error
+        raise InvalidArgument(f"{name}: {shown(value)}: {said(error)}", field=name) from error
 
 
 def extend_field(message: Message, name: str, values: object) -> None:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Collection, Sequence
 
 import grpc
 
 from kvrelay.config.section import MAX_POOL
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
+from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.workers import POOLS, PoolName, Role
 from kvrelay.wire import status
 from kvrelay.wire.adapters import adapter_to_proto
 from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
+from router.api.grpc.auth import caller
 from router.catalogue import Catalogue
 from router.served_model import ServedModel
 
 ROLES: tuple[Role, ...] = (*POOLS, "standby")
+# Characters.
+MAX_REASON = 200
 # Shortest interval of WatchStatus.
 LEAST_INTERVAL_S = 0.1
 
@@ -70,7 +75,8 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetPoolSizeResponse:
         """Sets the wanted sizes of the named pools and returns the sizes of all pools. A decode
-        pool has at least 1 worker, unless its policy lets it be empty.
+        pool has at least 1 worker, unless its policy lets it be empty. Changes of a size become
+        entries of the scaling history.
         """
         try:
             sizes: dict[PoolName, int] = {
@@ -83,7 +89,14 @@ class ClusterService(ClusterServiceServicer):
                     raise InvalidArgument(
                         f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
                     )
-            await model.registry.set_desired(sizes)
+            why = _why(request.reason)
+            before = dict(await model.view.desired())
+            changes = [
+                ScalingDecision(time.time(), pool, before[pool], size, why)
+                for pool, size in sizes.items()
+                if size != before[pool]
+            ]
+            await model.registry.set_desired(sizes, changes)
             desired = await model.view.desired()
         except KvRelayError as error:
             await status.abort(context, error)
@@ -177,6 +190,22 @@ class ClusterService(ClusterServiceServicer):
 
     def _shown(self, name: str) -> ServedModel:
         return self._named(name) if name else next(iter(self._catalogue))
+
+
+def _why(reason: str) -> str:
+    """Returns the reason of an operator's change, for the scaling history. Raises InvalidArgument
+    for a reason that is too long or is not printable.
+    """
+    if len(reason) > MAX_REASON or not reason.isprintable():
+        raise InvalidArgument(
+            f"reason has {len(reason)} characters; allowed are {MAX_REASON} printable ones, in one "
+            "line",
+            field="reason",
+        )
+    # Without tokens there is a single tenant, without a name.
+    name = caller.get().name
+    who = f"operator {name}" if name else "an operator"
+    return f"set by {who}" + (f": {reason}" if reason else "")
 
 
 async def _workers(model: ServedModel) -> dict[str, Role]:

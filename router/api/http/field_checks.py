@@ -7,7 +7,6 @@ ignored.
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
+from kvrelay.shown_value import shown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -47,20 +47,6 @@ _REASONS = {
     "client by name, description and input_schema",
     "it must be 'function'": "since other kinds of tools are not supported",
 }
-
-
-class _Shown(reprlib.Repr):
-    """Shows a client's value at the cost of a few characters, with JSON's words."""
-
-    def repr_bool(self, value: bool, level: int) -> str:
-        return str(value).lower()
-
-    def repr_NoneType(self, value: None, level: int) -> str:
-        return "null"
-
-
-_SHORT = _Shown()
-_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 
 # Fields of other paths, as people mix them up.
@@ -119,6 +105,15 @@ def validated(model: type[M], body: Mapping[str, Any], others: OtherFields) -> M
         raise _refusal(error) from None
 
 
+def _step(place: str | int) -> str:
+    """Formats a place inside a field: the index of a list, or the key of an object."""
+    if isinstance(place, int):
+        return f"[{place}]"
+    # A key may be a client's, of any length.
+    key = place[:60]
+    return f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]"
+
+
 def _refusal(error: ValidationError) -> KvRelayError:
     """Returns the error of the value that is nested deepest. pydantic reports an error for each
     alternative of a value, and the deepest is in the one that was meant.
@@ -126,10 +121,10 @@ def _refusal(error: ValidationError) -> KvRelayError:
     vague = ("missing", "string_type")
     found = error.errors(include_url=False)
     wrong = max(found, key=lambda one: (len(one["loc"]), one["type"] not in vague))
-    # A place may be a client's key of any length.
-    field, *inner = (str(one)[:60] for one in wrong["loc"] if not str(one).startswith("<"))
-    where = field + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in inner)
-    told, shown = wrong["msg"], _SHORT.repr(wrong["input"])
+    field, *inner = (one for one in wrong["loc"] if not str(one).startswith("<"))
+    field = str(field)[:60]
+    where = field + "".join(map(_step, inner))
+    told, value = wrong["msg"], shown(wrong["input"])
     for old, new in _WORDS.items():
         told = told.replace(old, new)
     alternatives = {one["type"] for one in found if one["loc"][0] == field}
@@ -138,9 +133,9 @@ def _refusal(error: ValidationError) -> KvRelayError:
     if told in _REASONS:
         told = f"{told}, {_REASONS[told]}"
     if wrong["type"] == "missing":
-        shown = "missing"
+        value = "missing"
     elif wrong["type"].startswith("too_"):
-        shown, told = f"a list of {len(wrong['input'])}", told.partition(", not ")[0]
+        value, told = f"a list of {len(wrong['input'])}", told.partition(", not ")[0]
     # Another type of a part or tool is known to the client's API, and not here.
     foreign = (
         wrong["type"] == "literal_error"
@@ -148,4 +143,4 @@ def _refusal(error: ValidationError) -> KvRelayError:
         and isinstance(wrong["input"], str)
     )
     kind = Unimplemented if foreign else InvalidArgument
-    return kind(f"{where} is {shown:.60}; {told}", field=field)
+    return kind(f"{where} is {value:.60}; {told}", field=field)

@@ -9,7 +9,7 @@ from router.core.prefixes.block_set import BlockSet, ClusteredKeys, Keys
 # Shortest and longest time between two requests for a snapshot, in seconds. It doubles as long as
 # snapshots do not help.
 RESYNC_S = (0.5, 60.0)
-# Most blocks of one worker. 2**23 of them take up to 200 MB.
+# Most blocks of one worker. 2**23 of them take up to 190 MiB.
 MOST_BLOCKS = 2**23
 
 

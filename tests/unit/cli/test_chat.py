@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ Output = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-c", "from kvrelay.cli.main import main; main()"]
 # The terminal of stdin becomes the one that sends signals to this process.
 TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+NO_SIGHUP = "; import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 
 
 def talk(
@@ -147,6 +149,60 @@ def test_a_pipe_is_read_as_utf_8(encoding: str) -> None:
     assert done.returncode == 1
     assert b"it is not valid text; convert it to UTF-8" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [(b"", []), (b"Hello", ["Hello"]), (b"Hello\n/qu", ["Hello"]), (b"\n\n  ", []), (b"/quit", [])],
+)
+def test_a_stdin_that_ends_anywhere_ends_the_conversation(text: bytes, asked: list[str]) -> None:
+    router = ScriptedRouter()
+    with serving(router) as target:
+        done = subprocess.run(
+            [*COMMAND, "chat", "--target", target, "--max-tokens", "2"],
+            input=text,
+            capture_output=True,
+            timeout=120,
+        )
+    assert done.returncode == 0
+    assert [one.messages[-1].content for one in router.requests] == asked
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stdin", ["</dev/null", "<&-"])
+def test_a_chat_without_stdin_ends_at_once(stdin: str) -> None:
+    with serving(ScriptedRouter()) as target:
+        command = shlex.join([*COMMAND, "chat", "--target", target])
+        done = subprocess.run(["sh", "-c", f"{command} {stdin}"], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("keys", ["\x04", "half a li", "half\x04\x15\x04"])
+def test_a_terminal_that_is_closed_ends_the_conversation(keys: str, tmp_path: Path) -> None:
+    """With Ctrl-D, also within a line, and in the middle of a line, where SIGHUP is ignored."""
+    with serving(ScriptedRouter()) as target:
+        ours, theirs = pty.openpty()
+        command = subprocess.Popen(
+            prepared(TAKE_TERMINAL + NO_SIGHUP, *COMMAND, "chat", "--target", target),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        with ended(command):
+            shown = b""
+            while not shown.endswith(b"> "):
+                shown += os.read(ours, 65536)
+            os.write(ours, keys.encode())
+            if "\x04" not in keys:
+                os.close(ours)
+            _, said = command.communicate(timeout=60)
+            assert command.returncode == 0, said
+            assert b"Traceback" not in said
+            if "\x04" in keys:
+                os.close(ours)
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_what_came(tmp_path: Path) -> None:

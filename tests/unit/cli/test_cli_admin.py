@@ -295,7 +295,7 @@ def test_status_in_a_pipe_has_the_columns_that_are_wanted(
 def test_status_says_that_no_policy_has_decided() -> None:
     out = io.StringIO()
     Console(file=out, width=80).print(status_view(replace(STATUS, decisions=()), 80))
-    assert out.getvalue().endswith("No decision of a scaling policy yet.\n")
+    assert out.getvalue().endswith("No scaling decision yet.\n")
 
 
 def test_status_says_what_a_delay_holds_back() -> None:

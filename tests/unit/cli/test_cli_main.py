@@ -64,6 +64,7 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         ("generate hi --tls-ca {junk}", ("--tls-ca {junk} contains no PEM certificate", "CA")),
         ("serve --log-level nope", ("--log-level", "'nope'", "debug, info, warning, error")),
         ("serve --http-port 99999", ("--http-port 99999 is not a port", "0 to 65535")),
+        ("loadtest compare a.json", ("Missing argument 'SECOND'",)),
         ("generate hi --target h:99999", ("'h:99999' is not a target", "1 to 65535")),
         ("serve --decode 99999", ("--decode", "must be at most 1024, not 99999")),
         ("loadtest run --rate nan", ("--rate 'nan'", "rates must be 0 or more")),

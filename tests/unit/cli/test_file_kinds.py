@@ -28,7 +28,7 @@ COMMANDS = {
     "costs": ["plan", "llama-3.1-8b", "--costs"],
     "trace": ["plan", "llama-3.1-8b", "--trace"],
     "record": ["plan", "llama-3.1-8b", "--record"],
-    "metrics": ["autoscale", "explain", "POLICY", "--metrics"],
+    "explain metrics": ["autoscale", "explain", "POLICY", "--metrics"],
     "plan model": ["plan"],
     "plan draft": ["plan", "llama-3.1-8b", "--draft"],
     "report file": ["loadtest", "report"],

@@ -139,6 +139,21 @@ def test_the_budget_of_a_70b_model(capsys: Capture) -> None:
     assert 10_960 <= wall["tokens_by_memory"] <= 10_986
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--users", "4"), "With --users 4, at most 8,192 tokens each (limit: model)."),
+        (("--users", "400", "--context", "8192"), "at most 1,063 tokens each (limit: memory)."),
+    ],
+)
+def test_the_summary_answers_for_the_users_that_were_given(
+    capsys: Capture, options: tuple[str, ...], told: str
+) -> None:
+    _, out, _ = plan(capsys, "llama-3-8b", *options)
+    assert told in " ".join(out.split())
+    assert "--users" not in plan(capsys, "llama-3-8b")[1]
+
+
 def test_the_json_has_every_section(capsys: Capture) -> None:
     found = document(capsys, "llama-3.1-8b", *WORKLOAD, "--ttft-ms", "500", "--itl-ms", "30")
     assert found["kv"]["bytes_per_token"] == 131_072

@@ -13,6 +13,7 @@ from rich.console import Console
 from support.scripted_router import serving
 
 from kvrelay.cli.status import looks
+from kvrelay.cli.views.render import status_view
 from kvrelay.cli.views.top_view import bar, full_screen, rows_that_fit, top_view
 from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
@@ -215,8 +216,27 @@ def test_the_model_of_several_is_told() -> None:
     assert "models" not in shown(replace(STATUS, models=("demo",)))
 
 
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        (1, "router of 1 process, 1.5 GiB"),
+        (4, "router of 4 processes, 1.5 GiB"),
+        # An older router does not say how many it has.
+        (0, "router, 1.5 GiB"),
+    ],
+)
+def test_the_processes_of_the_router_are_told(processes: int, told: str, width: int) -> None:
+    router = replace(STATUS.router, processes=processes, rss_bytes=1536 * 2**20)
+    status = replace(STATUS, router=router)
+    assert f" {told} " in shown(status, width=width)
+    out = io.StringIO()
+    Console(file=out, width=width).print(status_view(status, width))
+    assert told in " ".join(out.getvalue().split())
+
+
 def test_without_decisions_the_view_says_so() -> None:
-    assert "No decision of a scaling policy yet." in shown(replace(STATUS, decisions=()))
+    assert "No scaling decision yet." in shown(replace(STATUS, decisions=()))
 
 
 def test_what_a_delay_holds_back_is_one_line() -> None:

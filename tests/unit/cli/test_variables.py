@@ -10,9 +10,11 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer
+from support.scripted_router import ScriptedRouter, serving
 
 from kvrelay.cli.main import app, run
 from kvrelay.cli.options.variables import VARIABLES, misspelled
+from kvrelay.errors import InvalidArgument
 
 # Not those of options.
 OF_PROCESSES = {"KVRELAY_KERNELS", "KVRELAY_REASON_FILE"}
@@ -101,10 +103,11 @@ def test_a_bad_value_of_a_variable_names_it(
     said = capsys.readouterr().err
     # Arguments that are missing may be told first.
     if option in said:
-        assert f"the value comes from {variable};" in said
+        assert f"; {variable} sets {option}: " in said
+        assert f" or run `unset {variable}`; see " in said
     monkeypatch.delenv(variable)
     assert run([*path, option, "no-number"]) == 2
-    assert "comes from" not in capsys.readouterr().err
+    assert "unset" not in capsys.readouterr().err
 
 
 def test_an_error_after_parsing_names_its_variable(
@@ -112,9 +115,25 @@ def test_an_error_after_parsing_names_its_variable(
 ) -> None:
     monkeypatch.setenv("KVRELAY_TARGET", "127.0.0.1:1")
     assert run(["generate", "hi"]) == 1
-    assert capsys.readouterr().err.endswith("; the value comes from KVRELAY_TARGET\n")
+    assert capsys.readouterr().err.endswith(
+        "; KVRELAY_TARGET sets --target: give --target on the command line, or run `unset "
+        "KVRELAY_TARGET`\n"
+    )
     assert run(["generate", "hi", "--target", "127.0.0.1:2"]) == 1
-    assert "comes from" not in capsys.readouterr().err
+    assert "unset" not in capsys.readouterr().err
+
+
+def test_an_error_about_the_request_does_not_blame_the_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = InvalidArgument("max_tokens is 0; allowed is 1", field="max_tokens")
+    with serving(ScriptedRouter([refusal])) as target:
+        monkeypatch.setenv("KVRELAY_TARGET", target)
+        assert run(["generate", "hi"]) == 2
+    assert capsys.readouterr().err == f"kvrelay: {target}: max_tokens is 0; allowed is 1\n"
+    monkeypatch.setenv("KVRELAY_TARGET", "here")
+    assert run(["generate", "hi"]) == 2
+    assert "unset KVRELAY_TARGET" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ BAD_CONFIGS = {
         "kv: {memory: 1 GiBB}\n",
         1,
         "kv.memory: '1 GiBB' is not a size; write a number with one of B, KiB, MiB, GiB, TiB, "
-        "KB, MB, GB, TB",
+        "kB, KB, MB, GB, TB",
     ),
     "endless size": ("kv: {memory: %sGiB}\n" % ("9" * 400), 1, "kv.memory: '9999"),
     "boolean size": ("kv: {memory: on}\n", 1, "kv.memory: True is not a size"),

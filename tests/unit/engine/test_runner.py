@@ -222,7 +222,7 @@ def test_sampling_that_is_not_allowed_fails_its_segment_alone(runner: ModelRunne
         for at, bias in ((20, ()), (30, ((VOCAB, 1.0),)))
     )
     (alone,) = runner.run([good])
-    with pytest.raises(SegmentsFailed, match=r"logit_bias.*from 0 to 127") as failed:
+    with pytest.raises(SegmentsFailed, match=r'logit_bias\["128"\] .*0 to 127') as failed:
         runner.run([bad, good])
     assert failed.value.outcomes[1] == alone
     assert isinstance(failed.value.outcomes[0], InvalidArgument)

@@ -81,6 +81,7 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     rows = [{"prompt": f"Story {number}:", "max_tokens": 4} for number in range(20)]
     rows[7] = {"prompt": "x", "max_tokens": -1}
     rows[8] = {"prompt": "x", "no_such_option": 1}
+    rows[9] = {"prompt": "Story", "max_tokens": 4, "logit_bias": {"5": 1}}
     source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
     shown = run(environment, "batch.py", str(source), str(target), code=1)
@@ -90,6 +91,45 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     )
     assert [row["line"] for row in answers] == list(range(1, 21))
     assert [row["line"] for row in answers if "error" in row] == [8, 9]
+
+
+# Lines, and what the answer says.
+MISTAKES = {
+    "{": "Expecting property name",
+    "[1, true]": 'a line must be an object such as {"prompt": "Once"}',
+    "null": "a line must be an object",
+    '{"promt": "a"}': "promt: generate has no such argument",
+    '{"prompt": null}': "exactly one of prompt, messages and token_ids",
+    '{"prompt": [true]}': "prompt: [true]: it must be text",
+    '{"prompt": "a", "max_tokens": true}': "max_tokens: true is invalid",
+    '{"prompt": "a", "max_tokens": {"a": null}}': "max_tokens: {'a': null}: it must be a whole",
+    '{"prompt": "a", "temperature": [false]}': "temperature: [false]: it must be a number",
+    '{"prompt": "a", "ignore_eos": "yes"}': "ignore_eos: 'yes' is invalid: it must be true or",
+    '{"prompt": "a", "logit_bias": [null]}': "logit_bias: [null] is invalid: it must map token ids",
+    '{"prompt": "a", "logit_bias": {"5": null}}': "token ids to numbers, not {'5': null}",
+    '{"prompt": "a", "slo": [5]}': "slo: [5] is invalid: it may have ttft_ms and itl_ms",
+    '{"prompt": "a", "slo": {"x": 5}}': "it may have ttft_ms and itl_ms, in milliseconds",
+    '{"prompt": "a", "guidance": [1]}': "give exactly one of json_schema, regex and lark",
+    '{"prompt": "a", "guidance": {"x": 1}}': "give exactly one of json_schema, regex and lark",
+    '{"prompt": "a", "timeout": "x"}': "timeout",
+    '{"messages": "hi"}': "messages: 'hi' is invalid: it must be a list of messages",
+    '{"messages": [{"role": "user", "content": null}]}': "not {'content': null, 'role': 'user'}",
+    '{"messages": {}}': "it must be a list of messages",
+}
+PYTHON_WORDS = re.compile(r"\b(None|True|False|NoneType|dict|tuple|str|int|bool|__init__|\*\*)\b")
+
+
+def test_mistakes_in_a_batch_are_told_in_the_words_of_json(
+    environment: Environment, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    source.write_text("\n".join(MISTAKES))
+    run(environment, "batch.py", str(source), str(target), code=1)
+    rows = {row["line"]: row for row in map(json.loads, target.read_text().splitlines())}
+    for number, (line, words) in enumerate(MISTAKES.items(), 1):
+        error = rows[number]["error"]
+        assert words in error, line
+        assert not PYTHON_WORDS.search(error), error
 
 
 def test_tour(environment: Environment, tmp_path: Path) -> None:

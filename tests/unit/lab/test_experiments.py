@@ -128,7 +128,7 @@ def test_the_sentences_follow_from_the_figures() -> None:
     position = experiments(lab())[1].findings[0]
     assert "takes 3 ms, 1.50 times the 2 ms at position 32" in position
     kv = found["KV cache"]
-    assert "2.56 kB of KV: 5 layers x 2 KV heads x (64 + 64) values, as bfloat16" in kv
+    assert "2.5 KiB of KV: 5 layers x 2 KV heads x (64 + 64) values, as bfloat16" in kv
     assert "The KV of 1,000 tokens" in kv
     assert (
         "2.00 times as fast in the best case (decode step, sequences: 1)"

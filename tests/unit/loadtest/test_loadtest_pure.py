@@ -115,8 +115,9 @@ def test_few_draws_exceed_the_longest_length() -> None:
     ],
 )
 def test_bad_lengths_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="prompt_tokens"):
+    with pytest.raises(InvalidArgument, match="prompt_tokens") as caught:
         parse_lengths(text, "prompt_tokens")
+    assert "literal" not in caught.value.message, "in words for users"
 
 
 @given(st.integers(1, 100), st.integers(0, 100), st.integers())

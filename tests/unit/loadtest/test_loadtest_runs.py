@@ -208,7 +208,9 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
             == 130
         )
     thread.join()
-    assert "1 of 2 requests answered in" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"1 of 2 requests answered in \S+ s, to the end of the last answer\n", out)
+    assert "\nper second of that time: requests " in out
     assert run(["loadtest", "report", str(file)]) == 0
     counts = "2 requests were sent, of which 1 were answered, 0 failed and 1 were in flight; 7 were"
     assert f"interrupted: {counts} not sent" in " ".join(capsys.readouterr().out.split())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from structlog.testing import capture_logs
 
@@ -51,11 +54,41 @@ async def test_what_computes_on_the_loop_is_counted_and_named() -> None:
     assert "compute_without_pause" in counts.stack
 
 
-async def test_a_loop_that_is_kept_waiting_has_used_no_processor_time() -> None:
-    async with measured() as stalls:
-        threading.Event().wait(0.5)  # as when others have the processor
+async def test_a_callback_that_blocks_stalls_and_has_used_no_processor_time() -> None:
+    with capture_logs() as lines:
+        async with measured() as stalls:
+            threading.Event().wait(0.5)
+    assert "event_loop_stalled" in {line["event"] for line in lines}
     assert stalls.counts.worst_s >= 0.45
     assert stalls.counts.worst_cpu_s < 0.3
+
+
+@contextmanager
+def busy_core(programs: int) -> Iterator[None]:
+    """Lets this thread and busy programs share one core."""
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    command = ["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in range(programs):
+            stack.callback(stack.enter_context(subprocess.Popen(command)).kill)
+        # Of this thread alone.
+        os.sched_setaffinity(0, {core})
+        stack.callback(os.sched_setaffinity, 0, before)
+        yield
+
+
+async def test_a_loop_that_gets_no_core_is_not_stalled_by_its_code() -> None:
+    with capture_logs() as lines, busy_core(7):
+        async with measured() as stalls:
+            # As long as there is too little of it for a stall.
+            compute_without_pause(SAMPLE_S * 0.6)
+    counts = stalls.counts
+    assert counts.waited_s > SAMPLE_S
+    assert counts.worst_s < SAMPLE_S
+    events = {line["event"] for line in lines}
+    assert "event_loop_stalled" not in events
+    assert "event_loop_got_no_core" in events
 
 
 async def test_the_thread_ends_with_the_measurement() -> None:

@@ -270,6 +270,15 @@ async def test_desired_sizes(registry: Registry) -> None:
     assert await registry.desired() == {"decode": 4}
 
 
+async def test_the_changes_of_operators_are_in_the_history(registry: Registry) -> None:
+    many = [ScalingDecision(float(n), "decode", n, n + 1, "set by an operator") for n in range(300)]
+    await registry.set_desired({"prefill": 2, "decode": 3}, many)
+    assert await registry.desired() == {"prefill": 2, "decode": 3}
+    found = await registry.decisions(1000)
+    assert found == tuple(reversed(many))[: len(found)]
+    assert 20 <= len(found) < 300, "old ones go"
+
+
 async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Registry) -> None:
     await registry.set_desired({"decode": 1})
     old = await leads(registry, "a")

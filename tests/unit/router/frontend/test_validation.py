@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.sampling_limits import check_params, check_sizes
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.types.chat import ChatMessage
+from kvrelay.types.requests import SamplingParams
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
 from router.frontend.validation import admit_sampling, check_request
@@ -118,6 +120,26 @@ def test_bad_fields_are_named(bad: GenerateRequest, field: str) -> None:
         check_request(bad, CARD)
     assert caught.value.field == field
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (
+            (CARD.vocab_size, 1.0),
+            "is for a token id that the model does not have; allowed are 0 to",
+        ),
+        ((-1, 1.0), "is for a token id that the model does not have; allowed are 0 to"),
+        ((5, 1e6), "is 1000000.0; allowed are numbers from -100 to 100"),
+    ],
+)
+def test_an_entry_of_logit_bias_is_named_by_its_key(entry: tuple[int, float], told: str) -> None:
+    bias = ((1, 1.0), entry)
+    named = re.escape(f'logit_bias["{entry[0]}"] {told}')
+    with pytest.raises(InvalidArgument, match=f"^{named}"):
+        check_request(sampling(logit_bias=bias), CARD)
+    with pytest.raises(InvalidArgument, match=f"^{named}"):
+        check_params(SamplingParams(logit_bias=bias, seed=1), CARD.vocab_size)
 
 
 def test_an_error_says_value_and_range() -> None:

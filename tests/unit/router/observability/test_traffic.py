@@ -76,6 +76,7 @@ def test_the_load_of_all_processes(parts: list[tuple[int, int, list[float], str]
     told = [traffic[0], *(Traffic.from_json(one.to_json()) for one in traffic[1:])]
     whole = RouterTraffic(tuple(told))
     assert whole.load.router_id == "r0"
+    assert whole.load.processes == len(parts)
     assert whole.load.running == whole.totals["finished"] == sum(one[0] for one in parts)
     assert whole.load.waiting == sum(one[1] for one in parts)
     notes = {one[3] for one in parts if one[3]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, NotRequired
 
 from pydantic import (
@@ -44,8 +45,12 @@ def _bias_keys(value: object) -> object:
         return value
     if len(value) > MAX_LOGIT_BIAS:
         raise PydanticCustomError("entries", f"it must have at most {MAX_LOGIT_BIAS} entries")
-    if not all(one.isascii() and one.isdecimal() and len(one) <= 10 for one in value):
-        raise PydanticCustomError("keys", "its keys must be token ids")
+    for one in value:
+        if not (one.isascii() and one.isdecimal() and len(one) <= 10):
+            told = {"key": json.dumps(one[:60], ensure_ascii=False)}
+            raise PydanticCustomError(
+                "keys", 'its keys must be token ids such as "11", not {key}', told
+            )
     return value
 
 

@@ -74,6 +74,29 @@ async def test_set_pool_size(router: RouterHarness, admin: ClusterServiceStub) -
     assert (response.prefill, response.decode) == (0, 2)
 
 
+async def test_an_operators_change_is_in_the_scaling_history(
+    router: RouterHarness, admin: ClusterServiceStub
+) -> None:
+    await admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=3, reason="the launch at noon"))
+    # The size of prefill does not change.
+    await admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=3, decode=2))
+    status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
+    assert [(one.pool, one.before, one.after, one.reason) for one in status.decisions] == [
+        ("decode", 1, 2, "set by an operator"),
+        ("prefill", 1, 3, "set by an operator: the launch at noon"),
+    ]
+
+
+@pytest.mark.parametrize("reason", ["x" * 201, "two\nlines", "\x1b[31mred"])
+async def test_a_reason_that_no_history_holds(
+    router: RouterHarness, admin: ClusterServiceStub, reason: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=3, reason=reason))
+    assert dict(caught.value.trailing_metadata())["kvrelay-field"] == "reason"
+    assert router.registry.sizes == {}
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

@@ -225,6 +225,17 @@ def test_fields_that_are_refused(name: str, value: object, kind: type[KvRelayErr
         ("guided_choice", ["a"], "guided_choice is not supported; use structured_outputs.choice"),
         ("regex", "a+", "regex is not supported; use structured_outputs.regex"),
         (
+            "logit_bias",
+            {"7": 1, "11": "x"},
+            "logit_bias[\"11\"] is 'x'; it must be a number",
+        ),
+        (
+            "logit_bias",
+            {"7": 1, "the": 1},
+            "logit_bias is {'7': 1, 'the': 1}; its keys must be token ids such as \"11\", not "
+            '"the"',
+        ),
+        (
             "stream_options",
             {"include_usage": 3},
             "stream_options.include_usage is 3; it must be true or false",
