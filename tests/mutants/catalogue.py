@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants import (
     of_adapters,
+    of_eviction,
     of_inputs,
     of_models,
     of_planning,
@@ -36,5 +37,6 @@ _MODULES = (
     of_simulation,
     of_speculation,
     of_processes,
+    of_eviction,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -65,11 +65,13 @@ def specs(count: int, seed: int = 0) -> list[SequenceSpec]:
     return made
 
 
-async def answers(session: Session, count: int) -> Answers:
+async def answers(
+    session: Session, count: int, begun: dict[str, list[int]] | None = None
+) -> Answers:
     """What comes until so many sequences have finished; checks that their tokens are numbered
-    without gaps.
+    without gaps. begun: tokens that have come, by request id.
     """
-    tokens: dict[str, list[int]] = {}
+    tokens = begun or {}
     finished: Answers = {}
     while len(finished) < count:
         batch = await session.event()

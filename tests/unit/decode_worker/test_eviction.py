@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -113,6 +114,38 @@ async def test_batches_that_did_not_fit_then_fit(
             preempted.append((await load_of(session.info)).preemptions)
     assert preempted[0] > 0
     assert preempted[1] == 0
+
+
+@METHODS
+async def test_a_shared_prefix_stays_whole(
+    tiny_model: Callable[..., Path], method: EvictionMethod
+) -> None:
+    """A sequence that drops tokens of a prompt leaves the prompt's KV to others, in the prefix
+    cache and beside it.
+    """
+    prompt = tuple(range(2, 114))
+    endless = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
+    brief = replace(endless, max_tokens=12)
+    requests = [
+        SequenceSpec("long", 0, prompt, len(prompt), endless),
+        SequenceSpec("beside", 0, (*prompt[:96], 7), 97, endless),
+        SequenceSpec("after", 0, (*prompt[:96], 9), 97, brief),
+    ]
+    folder = tiny_model("llama")
+    expected: Answers = {}
+    for one in requests:
+        expected |= (await local(folder, config(method), [one]))[0]
+    found: Answers = {}
+    async with workers(folder, config(method), "decode-0") as running:
+        session = await running.session("decode-0")
+        await session.send(RunLocal(requests[0]))
+        first = await session.tokens()
+        await session.send(RunLocal(requests[1]))
+        found |= await answers(session, 2, begun={"long": list(first.token_ids)})
+        await session.send(RunLocal(requests[2]))
+        found |= await answers(session, 1)
+        await settled(running)
+    assert differing(found, expected) == []
 
 
 @METHODS

@@ -53,6 +53,26 @@ def dispatcher(*workers: str, **router: object) -> Dispatcher:
     return made
 
 
+@pytest.mark.parametrize(("emitted", "local"), [(1, False), (88, False), (89, True), (300, True)])
+def test_a_sequence_beyond_the_kv_budget_goes_on_at_a_decode_worker(
+    emitted: int, local: bool
+) -> None:
+    """Only there it drops the same tokens. It has 40 prompt tokens and a budget of 128."""
+    made = Dispatcher(
+        ClusterConfig.model_validate(
+            {
+                "router": {"local_below_tokens": 8},
+                "kv": {"block_size": 16, "eviction": {"budget_tokens": 128}},
+            }
+        )
+    )
+    for name in ("d0", "p0"):
+        made.worker_found(worker_info(name, pool_of(name)), 0.0)
+    resumed = replace(request("r", LONG), resume=tuple(range(emitted)))
+    commands = [one.command for one in submit(made, resumed) if isinstance(one, Send)]
+    assert [type(one) for one in commands] == [RunLocal if local else Reserve]
+
+
 def pool_of(name: str) -> PoolName:
     return "prefill" if name.startswith("p") else "decode"
 

@@ -59,6 +59,15 @@ def test_path_and_why(workers: list[WorkerView], num_tokens: int, path: str, why
     assert bool(decision.prefill) == (path == "disaggregated")
 
 
+def test_a_sequence_that_dropped_tokens_stays_local() -> None:
+    decision = assign([decode("d"), prefill("p")], 900, NOBODY, config(), drops_tokens=True)
+    assert isinstance(decision, Assignment)
+    assert (decision.path, decision.reason) == ("local", "dropped_tokens")
+    assert decision.why == "d drops the same tokens of its KV as the worker before"
+    full = assign([decode("d", full=True), prefill("p")], 900, NOBODY, config(), drops_tokens=True)
+    assert isinstance(full, Wait)
+
+
 @pytest.mark.parametrize(
     ("policy", "workers", "chosen"),
     [
