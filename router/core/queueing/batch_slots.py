@@ -97,7 +97,10 @@ def _decide(
     tenants = {one.tenant.name: Standing(one.tenant.weight, one.counter) for one in shares}
     request = entry.life.request
     waiting = Waiting(
-        request.request_id, request.tenant.name, entry.ticket.priority, entry.life.num_tokens
+        request.request_id,
+        request.tenant.name,
+        entry.ticket.priority,
+        workers.kv_tokens(request, entry.life.num_tokens),
     )
     return preempt(waiting, Shares(rooms, seen, tenants))
 

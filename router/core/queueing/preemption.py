@@ -32,7 +32,7 @@ class Running:
     priority: int
     # The decode worker.
     worker_id: str
-    # Tokens of prompt and answer.
+    # Tokens with KV on the decode worker.
     held_tokens: int
     # Tokens of the live attempt.
     new_tokens: int

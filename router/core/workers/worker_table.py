@@ -138,6 +138,7 @@ class Claim:
     decode: Worker
     # The prefill worker, or the decode worker on the local path.
     prefill: Worker
+    # Tokens with KV on the decode worker.
     held_tokens: int
     # Prompt tokens that have to be computed.
     queued_tokens: int
@@ -145,6 +146,8 @@ class Claim:
     priority: int
     # Blocks of the prompt; None without a prefix cache.
     blocks: PromptBlocks | None = None
+    # Tokens of prompt and answer.
+    num_tokens: int = 0
 
 
 class Workers:
@@ -156,6 +159,9 @@ class Workers:
         self._slots = config.decode.max_batch
         self._backlog = {pool: BACKLOG_CHUNKS * config.pool(pool).chunk_tokens for pool in POOLS}
         self._caches = config.kv.prefix_cache
+        # Tokens of an answer that have KV on a decode worker.
+        eviction = config.kv.eviction
+        self._kv_budget = math.inf if eviction is None else eviction.budget_tokens
         self.health = Health()
         self.link_health = LinkHealth()
         self._workers: dict[str, Worker] = {}
@@ -212,11 +218,12 @@ class Workers:
         claim = Claim(
             decode,
             prefill,
-            life.num_tokens,
+            self.kv_tokens(life.request, life.num_tokens),
             assignment.uncached_tokens,
             life.request.tenant.name,
             life.request.priority,
             blocks(prefill.info) if self._caches else None,
+            life.num_tokens,
         )
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
@@ -234,10 +241,17 @@ class Workers:
 
     def grown(self, claim: Claim, life: Lifecycle) -> int:
         """Updates the load of a running request. Returns the number of new tokens."""
-        tokens = life.num_tokens - claim.held_tokens
-        claim.held_tokens += tokens
-        claim.decode.held_tokens += tokens
+        tokens = life.num_tokens - claim.num_tokens
+        held = self.kv_tokens(life.request, life.num_tokens)
+        claim.decode.held_tokens += held - claim.held_tokens
+        claim.held_tokens, claim.num_tokens = held, life.num_tokens
         return tokens
+
+    def kv_tokens(self, request: Request, num_tokens: int) -> int:
+        """The tokens with KV of a request's sequence, which has `num_tokens` tokens: a decode
+        worker drops those beyond its budget, after the prompt.
+        """
+        return int(min(num_tokens, max(self._kv_budget, len(request.token_ids))))
 
     def leave(self, claim: Claim, now: float) -> None:
         """Removes the request's load. The workers may have room again."""
@@ -392,6 +406,7 @@ class Workers:
         """
         views = []
         limited = bool(features_of(request.sampling))
+        kv_tokens = self.kv_tokens(request, needed)
         none_ready = model is not None and not self._decodes(model)
         for worker_id, worker in self._workers.items():
             info = worker.info
@@ -404,7 +419,7 @@ class Workers:
                 continue
             room = info.load.blocks_total * info.block_size
             over = worker.sequences >= self._slots or bool(
-                room and worker.held_tokens and worker.held_tokens + needed > room
+                room and worker.held_tokens and worker.held_tokens + kv_tokens > room
             )
             takes_prompt = worker.takes_prompt(
                 request.tenant.name, request.priority, self._backlog[info.pool], now

@@ -58,6 +58,20 @@ def specs(count: int, seed: int = 0) -> list[SequenceSpec]:
     return made
 
 
+async def one_by_one(
+    folder: Path, settings: ClusterConfig, requests: Sequence[SequenceSpec]
+) -> Answers:
+    """The answers of one decode worker that has one request at a time."""
+    answered: Answers = {}
+    async with workers(folder, settings, "decode-0") as running:
+        session = await running.session("decode-0")
+        for one in requests:
+            await session.send(RunLocal(one))
+            answered |= await answers(session, 1)
+        await settled(running)
+    return answered
+
+
 def differing(found: Answers, expected: Answers) -> list[str]:
     return [name for name, answer in expected.items() if found[name] != answer]
 
@@ -68,9 +82,7 @@ async def test_answers_do_not_depend_on_others_memory_or_drafts(
 ) -> None:
     """Few blocks preempt sequences, which are then computed again."""
     folder, requests = tiny_model("llama"), specs(24)
-    expected: Answers = {}
-    for one in requests:
-        expected |= (await local(folder, config(method), [one]))[0]
+    expected = await one_by_one(folder, config(method), requests)
     together, _, _ = await local(folder, config(method), requests)
     assert differing(together, expected) == []
     few, _, _ = await local(folder, config(method, "200KiB"), requests)
@@ -132,9 +144,7 @@ async def test_a_shared_prefix_stays_whole(
         SequenceSpec("after", 0, (*prompt[:96], 9), 97, brief),
     ]
     folder = tiny_model("llama")
-    expected: Answers = {}
-    for one in requests:
-        expected |= (await local(folder, config(method), [one]))[0]
+    expected = await one_by_one(folder, config(method), requests)
     found: Answers = {}
     async with workers(folder, config(method), "decode-0") as running:
         session = await running.session("decode-0")

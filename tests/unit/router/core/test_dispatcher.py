@@ -73,6 +73,30 @@ def test_a_sequence_beyond_the_kv_budget_goes_on_at_a_decode_worker(
     assert [type(one) for one in commands] == [RunLocal if local else Reserve]
 
 
+@pytest.mark.parametrize(("eviction", "placed"), [(None, 0), ({"budget_tokens": 128}, 1)])
+def test_a_long_answer_takes_the_room_that_its_kv_takes(
+    eviction: dict[str, int] | None, placed: int
+) -> None:
+    """The worker has room for 256 tokens; one request has 240 and another 40."""
+    made = Dispatcher(
+        ClusterConfig.model_validate(
+            {
+                "router": {"local_below_tokens": 8},
+                "kv": {"block_size": 16, "eviction": eviction},
+            }
+        )
+    )
+    info = worker_info("d0", "decode")
+    load = replace(info.load, blocks_total=16)
+    made.worker_found(replace(info, load=load, block_size=16), 0.0)
+    submit(made, replace(request("long", LONG), sampling=SamplingParams(max_tokens=500, seed=1)))
+    tokens = SequenceTokens(
+        "long", attempt(made, "long"), 0, (1,) * 200, prefill=PrefillTimings(0.0, 0.1, 0, 1)
+    )
+    made.on_event("d0", TokenBatch((tokens,)), 1.0)
+    assert len(placements(submit(made, request("other", LONG), 1.0))) == placed
+
+
 def pool_of(name: str) -> PoolName:
     return "prefill" if name.startswith("p") else "decode"
 

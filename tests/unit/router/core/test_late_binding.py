@@ -236,9 +236,9 @@ def test_a_long_queue_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch
     looks: list[int] = []
     decide = placement.assign
 
-    def counted(*args: Any) -> Assignment | Wait:
+    def counted(*args: Any, **options: Any) -> Assignment | Wait:
         looks[-1] += 1
-        return decide(*args)
+        return decide(*args, **options)
 
     monkeypatch.setattr(placement, "assign", counted)
     pump = cluster.dispatcher.pump
