@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import cast
 
@@ -46,13 +47,18 @@ class Eviction:
         # Since the start.
         self.tokens_dropped = 0
 
-    async def keep(self, sequences: Iterable[Sequence]) -> None:
-        """Evicts where it is due, and has the queries of the next steps kept where they are
-        needed.
+    async def prepare(self, active: Callable[[], SequenceOf[Sequence]]) -> None:
+        """Prepares the next step of the active sequences, oldest first: evicts where it is due, and
+        has queries kept where they are needed.
+
+        One sequence evicts at a time, and the others that are due sit the step out. So a sequence
+        never waits for the evictions of all others at once.
         """
-        for sequence in list(sequences):
-            if self.budget.is_due(sequence) and not sequence.ended:
-                await self._evict(sequence)
+        while due := [one for one in active() if self.budget.is_due(one)]:
+            await self._evict(due[0])
+            if any(not self.budget.is_due(one) for one in active()):
+                break
+        for sequence in active():
             if sequence.queries is None and self.budget.needs_queries(sequence):
                 sequence.queries = RecentQueries(sequence.num_computed)
 

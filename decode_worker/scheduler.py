@@ -149,7 +149,9 @@ class DecodeScheduler(Scheduler):
         batch: list[Work] = []
         prompts: list[Sequence] = []
         for sequence in self._active:
-            if sequence.uncomputed == 1:
+            if self._token_budget is not None and self._token_budget.is_due(sequence):
+                sequence.passes(now)
+            elif sequence.uncomputed == 1:
                 batch.append(self._work(sequence, 1, now, self._draft(sequence)))
             else:
                 prompts.append(sequence)

@@ -75,7 +75,7 @@ class DecodeStage(Stage):
 
         async def prepare() -> None:
             if self._eviction is not None:
-                await self._eviction.keep(scheduler.active)
+                await self._eviction.prepare(lambda: scheduler.active)
             await scheduler.prepare()
 
         needed = budget is not None or drafter is not None

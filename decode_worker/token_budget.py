@@ -34,7 +34,7 @@ class TokenBudget:
         return max(self._tokens, sequence.spec.prompt_len + self._window)
 
     def is_due(self, sequence: Sequence) -> bool:
-        """Whether the sequence must evict before its next step."""
+        """Whether the sequence must evict before its next step, and sits out steps until then."""
         if sequence.num_stored < self.full_at(sequence):
             return False
         queries = sequence.queries

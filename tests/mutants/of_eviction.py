@@ -72,6 +72,13 @@ MUTANTS = (
         (COMPACTION + "test_few_rows_move",),
     ),
     Mutant(
+        "a step waits for one eviction at most",
+        EVICTION,
+        "                break\n",
+        "                continue\n",
+        (UNIT + "test_a_step_waits_for_one_eviction_at_most",),
+    ),
+    Mutant(
         "a sequence that cannot be compacted fails alone",
         EVICTION,
         "            failure = error\n",

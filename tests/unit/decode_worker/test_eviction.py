@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from support.tiny_models import MAX_LEN
 from support.worker_harness import load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, RunLocal, TokenBatch
@@ -163,6 +165,40 @@ async def test_what_ends_in_the_middle_leaves_nothing(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
     await check_aborts(tiny_model("llama"), config(method), specs(60, seed=3))
+
+
+@METHODS
+async def test_a_step_waits_for_one_eviction_at_most(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, method: EvictionMethod
+) -> None:
+    """Sequences of equal lengths are due at the same time; another one runs beside them."""
+    happened: list[str] = []
+    plan, run = TokenEvictor.plan, ModelRunner.run
+
+    def planned(self: TokenEvictor, *args: Any) -> Any:
+        happened.append("eviction")
+        return plan(self, *args)
+
+    def ran(self: ModelRunner, *args: Any) -> Any:
+        happened.append("step")
+        return run(self, *args)
+
+    monkeypatch.setattr(TokenEvictor, "plan", planned)
+    monkeypatch.setattr(ModelRunner, "run", ran)
+    sampling = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+    requests = [SequenceSpec(f"r{n}", 0, (5 + n, 7, 9), 3, sampling) for n in range(6)]
+    requests.append(SequenceSpec("beside", 0, (3, 4, 5, 6), 4, replace(sampling, max_tokens=180)))
+    expected = await one_by_one(tiny_model("llama"), config(method), requests)
+    happened.clear()
+    async with workers(tiny_model("llama"), config(method), "decode-0") as running:
+        session = await running.session("decode-0")
+        for one in requests:
+            await session.send(RunLocal(one))
+        found = await answers(session, len(requests))
+        await settled(running)
+    assert happened.count("eviction") > 2 * len(requests)
+    assert ("eviction", "eviction") not in pairwise(happened)
+    assert differing(found, expected) == []
 
 
 async def test_a_sequence_that_cannot_be_compacted_fails_alone(
