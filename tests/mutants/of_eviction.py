@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "a step waits for one eviction at most",
         EVICTION,
-        "                break\n",
-        "                continue\n",
+        "for one in active()):\n                break\n",
+        "for one in active()):\n                continue\n",
         (UNIT + "test_a_step_waits_for_one_eviction_at_most",),
     ),
     Mutant(
