@@ -17,7 +17,7 @@ from kvrelay.errors import (
     NotFound,
     Unavailable,
 )
-from kvrelay.models.adapters.adapter_files import read_adapter
+from kvrelay.models.adapters.adapter_reading import read_in_time
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.workers import WorkerInfo
@@ -160,7 +160,7 @@ class AdapterOperations:
                 field="path",
             )
         await self._check_others(name)
-        files = await asyncio.to_thread(read_adapter, path, self._config.max_rank)
+        files = await read_in_time(path, self._config.max_rank)
         entry = AdapterEntry(name, path, files.adapter_id)
         known = {one.name: one for one in await self._registry.adapters()}
         if known.get(name) == replace(entry, served=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,9 @@ from unit.router.test_siblings import running as answering
 
 from kvrelay.cli.main import run
 from kvrelay.config.adapters import AdaptersConfig
-from kvrelay.errors import FailedPrecondition, KvRelayError, NotFound
+from kvrelay.errors import FailedPrecondition, KvRelayError, ModelRefused, NotFound
+from kvrelay.models.adapters import adapter_reading
+from kvrelay.models.adapters.adapter_files import AdapterFiles, read_adapter
 from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.adapters import AdapterStatus
@@ -305,3 +308,32 @@ async def test_names_that_no_adapter_can_have(tmp_path: Path, name: str) -> None
         await Router(registry).operations.load(name, str(adapter_in(tmp_path / "a")))
     assert len(json.dumps(caught.value.message)) < 400
     assert not registry.listed
+
+
+async def test_a_disk_that_hangs_holds_up_one_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the operator tries: reads take no threads that others need."""
+    registry, good = MemoryRegistry(), adapter_in(tmp_path / "good")
+    hangs, ends = str(adapter_in(tmp_path / "hangs", 2.0)), threading.Event()
+    ready_worker(registry, id_of(good))
+
+    def read(path: str, max_rank: int) -> AdapterFiles:
+        if path == hangs:
+            ends.wait(60)
+        return read_adapter(path, max_rank)
+
+    monkeypatch.setattr(adapter_reading, "READ_S", 0.5)
+    monkeypatch.setattr(adapter_reading, "read_adapter", read)
+    router = Router(registry)
+    try:
+        tries = [asyncio.create_task(router.operations.load("bad", hangs)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(lambda: 7) == 7
+        assert (await router.operations.load("good", str(good))).served
+        for one in await asyncio.gather(*tries, return_exceptions=True):
+            assert isinstance(one, ModelRefused)
+            assert "not read within 0.5 s" in one.message
+    finally:
+        ends.set()
+    assert list(registry.listed) == ["good"]
