@@ -137,7 +137,7 @@ class ServedModel:
             card.adapters,
             config.adapters,
             loaded.registry,
-            lambda: self.driver.known,
+            lambda: self.driver.compatible,
             context.siblings,
             sleeps=self.driver.sleeps,
         )
