@@ -88,9 +88,11 @@ def tools_streamed(server: Server) -> Any:
     return parsed(call.tool_kwargs)
 
 
-def structured_streamed(server: Server, **more: Any) -> Any:
+def structured_streamed(server: Server) -> Any:
+    """Without a schema the library lets the model choose, and the demo model would not call."""
     asked = [ChatMessage(role="user", content=PLAN)]
-    *_, last = model_of(server, **more).as_structured_llm(Week).stream_chat(asked)
+    model = model_of(server, should_use_structured_outputs=True)
+    *_, last = model.as_structured_llm(Week).stream_chat(asked)
     return parsed(last.raw)
 
 
@@ -109,9 +111,9 @@ if __name__ == "__main__":
             "chat_with_tools loop": tool_loop,
             "stream_chat_with_tools": tools_streamed,
             "as_structured_llm": structured,
-            "as_structured_llm, streamed": structured_streamed,
             "as_structured_llm, json_schema": lambda server: structured(
                 server, should_use_structured_outputs=True
             ),
+            "as_structured_llm, json_schema, streamed": structured_streamed,
         }
     )

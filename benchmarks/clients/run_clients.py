@@ -38,7 +38,7 @@ DECODE = 2
 # Limit on one run of a case.
 WITHIN_S = 120.0
 # Runs with a kill until one of them meets a request that is running.
-TRIES = 5
+TRIES = 8
 
 log = Console(stderr=True)
 
