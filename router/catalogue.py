@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
 from kvrelay.tenants import Tenant
@@ -24,18 +23,12 @@ class Catalogue:
     def __init__(self, context: RouterContext, loaded: Sequence[LoadedModel]) -> None:
         self._changed = asyncio.Event()
         self._models: tuple[ServedModel, ...] = tuple(
-            ServedModel(
-                one,
-                context,
-                self._changed,
-                is_first=one is loaded[0],
-                is_taken=partial(self._is_taken, one.card.info.id),
-            )
-            for one in loaded
+            ServedModel(one, context, self._changed, is_first=one is loaded[0]) for one in loaded
         )
         for model in self._models:
             model.view.models = self.names
             model.page.drivers = {one.name: one.driver for one in self._models}
+            model.adapters.others = [one.adapters for one in self._models if one is not model]
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -68,10 +61,6 @@ class Catalogue:
             f"/v1/models{hint}",
             field="model",
         )
-
-    def _is_taken(self, owner: str, name: str) -> bool:
-        """Whether `name` is served by another model than `owner`."""
-        return any(one.name != owner and one.serves(name) for one in self._models)
 
     async def changed(self) -> None:
         """Waits until `state` may have changed since the last return of this method."""

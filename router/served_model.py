@@ -77,12 +77,10 @@ class ServedModel:
         changed: asyncio.Event,
         *,
         is_first: bool = True,
-        is_taken: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """
         - changed: set when the state of the driver may have changed.
         - is_first: the metrics of the whole process are among this model's.
-        - is_taken: whether a name is that of another model.
         """
         config, card, clock = loaded.config, loaded.card, context.clock
         self.name = card.info.id
@@ -139,8 +137,9 @@ class ServedModel:
             card.adapters,
             config.adapters,
             loaded.registry,
-            lambda: self.driver.known,
-            is_taken,
+            lambda: self.driver.compatible,
+            context.siblings,
+            sleeps=self.driver.sleeps,
         )
         self.page = StatusPage(
             self.frontend, self.driver, self._traffic, self.view, clock, self._siblings
@@ -180,7 +179,7 @@ class ServedModel:
                 self._heartbeat.run(),
                 self.page.run(),
                 self.adapters.run(),
-                follow_changes(self.registry, self.driver),
+                follow_changes(self.registry, self.driver.look_soon, self.adapters.look_soon),
                 self._learn_quarantine(),
             ):
                 tasks.create_task(one)

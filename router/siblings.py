@@ -89,6 +89,11 @@ class Siblings:
         """The folder of the router's processes; None in a router of one process."""
         return None if self._place is None else self._place.folder
 
+    @property
+    def others(self) -> int:
+        """The number of other processes."""
+        return 0 if self._place is None else len(self._place.others)
+
     def answer(self, topic: str, answer: Answer) -> None:
         """Sets how this process answers questions on a topic. Their fields are keyword
         arguments.

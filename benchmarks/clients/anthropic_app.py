@@ -106,21 +106,33 @@ def _with_result(client: anthropic.Anthropic, server: Server, turns: list[Any], 
 def tool_runner(server: Server) -> Any:
     """The client's own loop, with a function as the tool."""
     saved: list[str] = []
+    runner = _runner(server, saved)
+    return told(runner.until_done().content[0].text), saved
 
+
+def tool_runner_streamed(server: Server) -> Any:
+    saved: list[str] = []
+    last: Any = None
+    for stream in _runner(server, saved, stream=True):
+        last = stream.get_final_message()
+    return told(last.content[0].text), saved
+
+
+def _runner(server: Server, saved: list[str], **more: Any) -> Any:
     @anthropic.beta_tool
     def save_week(monday: str, tuesday: str) -> str:
         """Saves the plans of two days."""
         saved.append(f"{monday} {tuesday}")
         return SAVED
 
-    runner = client_of(server).beta.messages.tool_runner(
+    return client_of(server).beta.messages.tool_runner(
         model=server.model,
         max_tokens=MAX_TOKENS,
         messages=[{"role": "user", "content": STORY}],
         tools=[save_week],
         extra_body=GREEDY,
+        **more,
     )
-    return told(runner.until_done().content[0].text), saved
 
 
 def parse(server: Server) -> Any:
@@ -145,6 +157,35 @@ def parse_with_tools(server: Server) -> Any:
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},
         extra_body=GREEDY,
     )
+    return _call_or_week(found)
+
+
+def parse_streamed(server: Server) -> Any:
+    with client_of(server).messages.stream(
+        model=server.model,
+        max_tokens=MAX_TOKENS,
+        messages=ASK,
+        output_format=Week,
+        extra_body=GREEDY,
+    ) as stream:
+        assert len(list(stream.text_stream)) > 2
+        return parsed(stream.get_final_message().parsed_output)
+
+
+def parse_with_tools_streamed(server: Server) -> Any:
+    with client_of(server).messages.stream(
+        model=server.model,
+        max_tokens=MAX_TOKENS,
+        messages=ASK,
+        output_format=Week,
+        tools=[TOOL_PARAM],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        extra_body=GREEDY,
+    ) as stream:
+        return _call_or_week(stream.get_final_message())
+
+
+def _call_or_week(found: Any) -> str:
     calls = [one.input for one in found.content if one.type == "tool_use"]
     assert len(calls) <= 1
     return parsed(calls[0] if calls else found.parsed_output)
@@ -172,8 +213,11 @@ if __name__ == "__main__":
             "tool loop": tool_loop,
             "tool loop, streamed": tool_loop_streamed,
             "tool_runner": tool_runner,
+            "tool_runner, streamed": tool_runner_streamed,
             "parse": parse,
+            "parse, streamed": parse_streamed,
             "parse with tools": parse_with_tools,
+            "parse with tools, streamed": parse_with_tools_streamed,
             "count_tokens": count_tokens,
             "models": models,
         }

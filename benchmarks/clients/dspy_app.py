@@ -28,5 +28,24 @@ def chat(server: Server) -> Any:
     return told(found if isinstance(found, str) else found["text"])
 
 
+class Telling(dspy.Module):
+    """A program that asks once, in plain words."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._model = model_of(server)
+
+    def forward(self, question: str) -> Any:
+        (found,) = self._model(question)
+        return dspy.Prediction(answer=found if isinstance(found, str) else found["text"])
+
+
+def streamed(server: Server) -> Any:
+    """DSPy's own way to stream: the program runs, and the pieces of its answer come meanwhile."""
+    pieces = list(dspy.streamify(Telling(server), async_streaming=False)(question=STORY))
+    assert len(pieces) > 2
+    return told(pieces[-1].answer)
+
+
 if __name__ == "__main__":
-    serve_cases({"LM": chat})
+    serve_cases({"LM": chat, "LM, streamed": streamed})

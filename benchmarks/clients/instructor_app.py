@@ -53,6 +53,7 @@ if __name__ == "__main__":
             "JSON_SCHEMA": lambda server: create(server, instructor.Mode.JSON_SCHEMA),
             "RESPONSES_TOOLS": lambda server: create(server, instructor.Mode.RESPONSES_TOOLS),
             "TOOLS, streamed": lambda server: partial(server, instructor.Mode.TOOLS),
+            "TOOLS_STRICT, streamed": lambda server: partial(server, instructor.Mode.TOOLS_STRICT),
             "JSON_SCHEMA, streamed": lambda server: partial(server, instructor.Mode.JSON_SCHEMA),
         }
     )

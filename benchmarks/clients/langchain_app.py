@@ -80,8 +80,10 @@ def bind_tools(server: Server) -> Any:
     return _loop(openai_of(server), TOOL, "none", parallel_tool_calls=False)
 
 
-def bind_tools_streamed(server: Server) -> Any:
-    model = openai_of(server).bind_tools([SAVE], tool_choice="required", parallel_tool_calls=False)
+def bind_tools_streamed(server: Server, model: Any = None, choice: Any = "required") -> Any:
+    model = (model or openai_of(server)).bind_tools(
+        [SAVE], tool_choice=choice, parallel_tool_calls=False
+    )
     whole: Any = None
     for chunk in model.stream(PLAN):
         whole = chunk if whole is None else whole + chunk
@@ -93,15 +95,34 @@ def structured(server: Server, method: Any) -> Any:
     return parsed(openai_of(server).with_structured_output(Week, method=method).invoke(PLAN))
 
 
-def structured_streamed(server: Server) -> Any:
-    model = openai_of(server).with_structured_output(Week, method="function_calling")
+def structured_streamed(server: Server, method: Any, of: Any = openai_of) -> Any:
+    model = of(server).with_structured_output(Week, method=method)
     return parsed(list(model.stream(PLAN))[-1])
 
 
 def agent_tool_strategy(server: Server) -> Any:
     """The agent's answer is a call of a tool that it adds."""
-    agent = create_agent(openai_of(server), tools=[], response_format=ToolStrategy(Week))
+    agent = _tool_strategy(server)
     return parsed(agent.invoke({"messages": [HumanMessage(PLAN)]})["structured_response"])
+
+
+def agent_tool_strategy_streamed(server: Server) -> Any:
+    """The agent reads the model's answer as a stream."""
+    answers: list[Any] = []
+    pieces = 0
+    asked = {"messages": [HumanMessage(PLAN)]}
+    for kind, part in _tool_strategy(server).stream(asked, stream_mode=["messages", "values"]):
+        pieces += kind == "messages"
+        if kind == "values" and "structured_response" in part:
+            answers.append(part["structured_response"])
+    assert pieces > 2
+    return parsed(answers[-1])
+
+
+def _tool_strategy(server: Server) -> Any:
+    # The demo model may call for ever, and the agent accepts one call.
+    model = openai_of(server, model_kwargs={"parallel_tool_calls": False})
+    return create_agent(model, tools=[], response_format=ToolStrategy(Week))
 
 
 @wrap_model_call
@@ -131,6 +152,13 @@ def agent_streamed(server: Server) -> Any:
 
 def responses(server: Server) -> Any:
     return _loop(openai_of(server, use_responses_api=True), TOOL, "none")
+
+
+def responses_streamed(server: Server) -> Any:
+    model = openai_of(server, use_responses_api=True)
+    pieces = [one.text for one in model.stream(STORY)]
+    assert len(pieces) > 2
+    return told("".join(pieces))
 
 
 def completion(server: Server) -> Any:
@@ -184,16 +212,29 @@ if __name__ == "__main__":
             "with_structured_output, function_calling": lambda server: structured(
                 server, "function_calling"
             ),
-            "with_structured_output, streamed": structured_streamed,
+            "with_structured_output, json_schema, streamed": lambda server: structured_streamed(
+                server, "json_schema"
+            ),
+            "with_structured_output, function_calling, streamed": lambda server: (
+                structured_streamed(server, "function_calling")
+            ),
             "agent, ToolStrategy": agent_tool_strategy,
+            "agent, ToolStrategy, streamed": agent_tool_strategy_streamed,
             "agent, ProviderStrategy": agent_provider_strategy,
             "agent, streamed": agent_streamed,
             "responses loop": responses,
+            "responses, streamed": responses_streamed,
             "OpenAI, streamed": completion,
             "ChatAnthropic": claude_invoke,
             "ChatAnthropic, streamed": claude_stream,
             "ChatAnthropic, bind_tools loop": claude_tools,
+            "ChatAnthropic, bind_tools, streamed": lambda server: bind_tools_streamed(
+                server, anthropic_of(server), TOOL
+            ),
             "ChatAnthropic, function calling": claude_structured,
             "ChatAnthropic, json_schema": claude_json_schema,
+            "ChatAnthropic, json_schema, streamed": lambda server: structured_streamed(
+                server, "json_schema", anthropic_of
+            ),
         }
     )

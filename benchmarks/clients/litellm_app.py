@@ -105,6 +105,36 @@ def schema(server: Server, options: Any = openai_of) -> Any:
     return checked(found.choices[0].message.content)
 
 
+def schema_streamed(server: Server, options: Any = openai_of) -> Any:
+    chunks = list(
+        litellm.completion(messages=ASK, response_format=Week, stream=True, **options(server))
+    )
+    assert len(chunks) > 2
+    return checked(litellm.stream_chunk_builder(chunks).choices[0].message.content)
+
+
+def responses_streamed(server: Server) -> Any:
+    deltas = [
+        one.delta
+        for one in litellm.responses(input=STORY, stream=True, **openai_of(server))
+        if one.type == "response.output_text.delta"
+    ]
+    assert len(deltas) > 2
+    return told("".join(deltas))
+
+
+def text_streamed(server: Server) -> Any:
+    options = openai_of(server) | {"model": f"text-completion-openai/{server.model}"}
+    pieces = [
+        one.choices[0].text or ""
+        for one in litellm.text_completion(
+            prompt="Once upon a time", max_tokens=200, stream=True, **options
+        )
+    ]
+    assert len(pieces) > 2
+    return told("".join(pieces))
+
+
 def responses(server: Server) -> Any:
     found = litellm.responses(input=STORY, **openai_of(server))
     return told(found.output[0].content[0].text)
@@ -125,12 +155,18 @@ if __name__ == "__main__":
             "tool loop": tool_loop,
             "tools, streamed": tools_streamed,
             "response_format": schema,
+            "response_format, streamed": schema_streamed,
             "responses": responses,
+            "responses, streamed": responses_streamed,
             "text_completion": text,
+            "text_completion, streamed": text_streamed,
             "anthropic/": lambda server: chat(server, anthropic_of),
             "anthropic/, streamed": lambda server: chat_streamed(server, anthropic_of),
             "anthropic/, tool loop": lambda server: tool_loop(server, anthropic_of),
             "anthropic/, tools, streamed": lambda server: tools_streamed(server, anthropic_of),
             "anthropic/, response_format": lambda server: schema(server, anthropic_of),
+            "anthropic/, response_format, streamed": lambda server: schema_streamed(
+                server, anthropic_of
+            ),
         }
     )

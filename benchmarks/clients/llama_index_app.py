@@ -69,6 +69,33 @@ def tool_loop(server: Server) -> Any:
     return parsed(call.tool_kwargs), told(last.message.content)
 
 
+def complete_streamed(server: Server) -> Any:
+    model = model_of(server, is_chat_model=False, max_tokens=200)
+    found = list(model.stream_complete("Once upon a time"))
+    assert len(found) > 2
+    return told(found[-1].text)
+
+
+def tools_streamed(server: Server) -> Any:
+    model = model_of(server)
+    *_, last = model.stream_chat_with_tools(
+        TOOLS,
+        chat_history=[ChatMessage(role="user", content=PLAN)],
+        tool_required=True,
+        allow_parallel_tool_calls=False,
+    )
+    (call,) = model.get_tool_calls_from_response(last)
+    return parsed(call.tool_kwargs)
+
+
+def structured_streamed(server: Server) -> Any:
+    """Without a schema the library lets the model choose, and the demo model would not call."""
+    asked = [ChatMessage(role="user", content=PLAN)]
+    model = model_of(server, should_use_structured_outputs=True)
+    *_, last = model.as_structured_llm(Week).stream_chat(asked)
+    return parsed(last.raw)
+
+
 def structured(server: Server, **more: Any) -> Any:
     return parsed(model_of(server, **more).as_structured_llm(Week).complete(PLAN).raw)
 
@@ -80,10 +107,13 @@ if __name__ == "__main__":
             "stream_chat": chat_streamed,
             "astream_chat": achat_streamed,
             "complete": complete,
+            "stream_complete": complete_streamed,
             "chat_with_tools loop": tool_loop,
+            "stream_chat_with_tools": tools_streamed,
             "as_structured_llm": structured,
             "as_structured_llm, json_schema": lambda server: structured(
                 server, should_use_structured_outputs=True
             ),
+            "as_structured_llm, json_schema, streamed": structured_streamed,
         }
     )

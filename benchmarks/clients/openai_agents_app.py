@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import openai
@@ -39,16 +40,24 @@ def run(server: Server, model: Model) -> Any:
 
 
 def streamed(server: Server, model: Model) -> Any:
-    async def text() -> str:
-        result = Runner.run_streamed(agent_of(server, model), STORY)
+    return told(finished(agent_of(server, model), STORY, True).final_output)
+
+
+def finished(agent: Agent[Any], ask: str, streams: bool) -> Any:
+    """The result of an agent, read as a stream or at once."""
+
+    async def run() -> Any:
+        if not streams:
+            return await Runner.run(agent, ask, max_turns=4)
+        result = Runner.run_streamed(agent, ask, max_turns=4)
         kinds = [event.type async for event in result.stream_events()]
         assert kinds.count("raw_response_event") > 4
-        return str(result.final_output)
+        return result
 
-    return told(wait(text()))
+    return wait(run())
 
 
-def tool_loop(server: Server, model: Model) -> Any:
+def tool_loop(server: Server, model: Model, streams: bool = False) -> Any:
     """The first turn has to call the tool; the SDK lets the model choose after that."""
     saved: list[Day] = []
 
@@ -60,17 +69,17 @@ def tool_loop(server: Server, model: Model) -> Any:
 
     settings = {"tool_choice": "required", "parallel_tool_calls": False}
     agent = agent_of(server, model, tools=[save_two_days], settings=settings)
-    result = wait(Runner.run(agent, PLAN, max_turns=4))
+    result = finished(agent, PLAN, streams)
     assert sum(isinstance(one, ToolCallItem) for one in result.new_items) == 1
     return [one.model_dump() for one in saved], told(result.final_output)
 
 
-def output_type(server: Server, model: Model) -> Any:
+def output_type(server: Server, model: Model, streams: bool = False) -> Any:
     agent = agent_of(server, model, output_type=Week)
-    return parsed(wait(Runner.run(agent, PLAN)).final_output)
+    return parsed(finished(agent, PLAN, streams).final_output)
 
 
-def output_type_with_tools(server: Server, model: Model) -> Any:
+def output_type_with_tools(server: Server, model: Model, streams: bool = False) -> Any:
     """An agent that may call a tool once, and whose last answer follows a schema."""
     noted: list[Day] = []
 
@@ -82,7 +91,7 @@ def output_type_with_tools(server: Server, model: Model) -> Any:
 
     settings = {"parallel_tool_calls": False}
     agent = agent_of(server, model, output_type=Week, tools=[note], settings=settings)
-    found = parsed(wait(Runner.run(agent, PLAN, max_turns=4)).final_output)
+    found = parsed(finished(agent, PLAN, streams).final_output)
     return [one.model_dump() for one in noted], found
 
 
@@ -90,8 +99,11 @@ CASES = {
     "run": run,
     "run_streamed": streamed,
     "tool loop": tool_loop,
+    "tool loop, streamed": partial(tool_loop, streams=True),
     "output_type": output_type,
+    "output_type, streamed": partial(output_type, streams=True),
     "output_type with tools": output_type_with_tools,
+    "output_type with tools, streamed": partial(output_type_with_tools, streams=True),
 }
 MODELS: dict[str, Model] = {
     "responses": OpenAIResponsesModel,

@@ -10,6 +10,13 @@ from week import PLAN, SAVED, STORY, TOOL, Week, checked, closed, parsed, told
 
 TOOLS: list[Any] = [openai.pydantic_function_tool(Week, name=TOOL)]
 ASK: list[Any] = [{"role": "user", "content": PLAN}]
+FUNCTION: Any = {
+    "type": "function",
+    "name": TOOL,
+    "description": "Saves a week.",
+    "parameters": closed(),
+    "strict": True,
+}
 # Token ids of the answer, which show more than its text.
 IDS = {"return_token_ids": True}
 
@@ -126,6 +133,16 @@ def tools_auto(server: Server) -> Any:
     return choice.message.content, calls, choice.token_ids
 
 
+def tools_auto_streamed(server: Server) -> Any:
+    with client_of(server).chat.completions.stream(
+        model=server.model, messages=ASK, tools=TOOLS, temperature=0
+    ) as stream:
+        message = stream.get_final_completion().choices[0].message
+    calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
+    assert message.content or calls
+    return message.content, calls
+
+
 def parse(server: Server) -> Any:
     found = client_of(server).chat.completions.parse(
         model=server.model, messages=ASK, response_format=Week, temperature=0
@@ -153,7 +170,23 @@ def parse_with_tools(server: Server) -> Any:
         parallel_tool_calls=False,
         temperature=0,
     )
-    message = found.choices[0].message
+    return _call_or_week(found.choices[0].message)
+
+
+def parse_with_tools_streamed(server: Server) -> Any:
+    with client_of(server).chat.completions.stream(
+        model=server.model,
+        messages=ASK,
+        response_format=Week,
+        tools=TOOLS,
+        parallel_tool_calls=False,
+        temperature=0,
+    ) as stream:
+        found = stream.get_final_completion()
+    return _call_or_week(found.choices[0].message)
+
+
+def _call_or_week(message: Any) -> str:
     if message.tool_calls:
         (call,) = message.tool_calls
         return checked(call.function.arguments)
@@ -162,18 +195,11 @@ def parse_with_tools(server: Server) -> Any:
 
 def responses(server: Server) -> Any:
     client = client_of(server)
-    tool = {
-        "type": "function",
-        "name": TOOL,
-        "description": "Saves a week.",
-        "parameters": closed(),
-        "strict": True,
-    }
     items: list[Any] = list(ASK)
     first = client.responses.create(
         model=server.model,
         input=items,
-        tools=[tool],
+        tools=[FUNCTION],
         tool_choice="required",
         parallel_tool_calls=False,
         temperature=0,
@@ -185,9 +211,25 @@ def responses(server: Server) -> Any:
         {"type": "function_call_output", "call_id": call.call_id, "output": SAVED},
     ]
     last = client.responses.create(
-        model=server.model, input=items, tools=[tool], tool_choice="none", temperature=0
+        model=server.model, input=items, tools=[FUNCTION], tool_choice="none", temperature=0
     )
     return checked(call.arguments), told(last.output_text)
+
+
+def responses_tools_streamed(server: Server) -> Any:
+    with client_of(server).responses.stream(
+        model=server.model,
+        input=ASK,
+        tools=[FUNCTION],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+    ) as stream:
+        kind = "response.function_call_arguments.delta"
+        deltas = [one.delta for one in stream if one.type == kind]
+        (call,) = stream.get_final_response().output
+    assert "".join(deltas) == call.arguments
+    return checked(call.arguments)
 
 
 def responses_streamed(server: Server) -> Any:
@@ -204,6 +246,16 @@ def responses_parse(server: Server) -> Any:
     found = client_of(server).responses.parse(
         model=server.model, input=PLAN, text_format=Week, temperature=0
     )
+    return parsed(found.output_parsed)
+
+
+def responses_parse_streamed(server: Server) -> Any:
+    with client_of(server).responses.stream(
+        model=server.model, input=PLAN, text_format=Week, temperature=0
+    ) as stream:
+        deltas = [one.delta for one in stream if one.type == "response.output_text.delta"]
+        found = stream.get_final_response()
+    assert len(deltas) > 2
     return parsed(found.output_parsed)
 
 
@@ -263,12 +315,16 @@ if __name__ == "__main__":
             "tool loop": tool_loop,
             "tool loop, streamed": tool_loop_streamed,
             "tools, auto": tools_auto,
+            "tools, auto, streamed": tools_auto_streamed,
             "parse": parse,
             "parse, streamed": parse_streamed,
             "parse with tools": parse_with_tools,
+            "parse with tools, streamed": parse_with_tools_streamed,
             "responses, tool loop": responses,
+            "responses, tools, streamed": responses_tools_streamed,
             "responses, streamed": responses_streamed,
             "responses.parse": responses_parse,
+            "responses.parse, streamed": responses_parse_streamed,
             "completions": completions,
             "completions, streamed": completions_streamed,
             "refusals": refusals,

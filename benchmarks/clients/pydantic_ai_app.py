@@ -58,9 +58,9 @@ def tool_output(server: Server, model: Any = chat_of) -> Any:
     return parsed(result.output)
 
 
-def tool_output_streamed(server: Server, model: Any = chat_of) -> Any:
+def output_streamed(server: Server, kind: Any, model: Any = chat_of) -> Any:
     async def last() -> Week:
-        agent = Agent(model(server), output_type=ToolOutput(Week), retries=0, model_settings=GREEDY)
+        agent = Agent(model(server), output_type=kind(Week), retries=0, model_settings=GREEDY)
         async with agent.run_stream(PLAN) as result:
             return [one async for one in result.stream_output()][-1]
 
@@ -96,14 +96,21 @@ if __name__ == "__main__":
             "run": run,
             "run_stream": stream,
             "ToolOutput": tool_output,
-            "ToolOutput, streamed": tool_output_streamed,
+            "ToolOutput, streamed": lambda server: output_streamed(server, ToolOutput),
             "NativeOutput": native_output,
+            "NativeOutput, streamed": lambda server: output_streamed(server, NativeOutput),
             "NativeOutput with tools": native_output_with_tools,
             "responses": lambda server: run(server, responses_of),
             "responses, streamed": lambda server: stream(server, responses_of),
             "responses, ToolOutput": lambda server: tool_output(server, responses_of),
+            "responses, ToolOutput, streamed": lambda server: output_streamed(
+                server, ToolOutput, responses_of
+            ),
             "anthropic": lambda server: run(server, anthropic_of),
             "anthropic, streamed": lambda server: stream(server, anthropic_of),
             "anthropic, ToolOutput": lambda server: tool_output(server, anthropic_of),
+            "anthropic, ToolOutput, streamed": lambda server: output_streamed(
+                server, ToolOutput, anthropic_of
+            ),
         }
     )

@@ -27,6 +27,7 @@ from rich.console import Console
 from tool_environment import LOG, fresh_folder, install, version
 from worker_kill import ClusterWatch, run_with_kill
 
+from kvrelay.config.model_sections import RouterConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.launch.local_cluster import LocalCluster
@@ -37,7 +38,7 @@ DECODE = 2
 # Limit on one run of a case.
 WITHIN_S = 120.0
 # Runs with a kill until one of them meets a request that is running.
-TRIES = 5
+TRIES = 8
 
 log = Console(stderr=True)
 
@@ -52,6 +53,12 @@ def main(
         list[str] | None, typer.Option(help="Case to run; repeatable. Default: all.")
     ] = None,
     kill: Annotated[bool, typer.Option(help="Kill a decode worker in each case.")] = True,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            min=1, help="router.max_attempts. With 1 the router does not retry, so kills show."
+        ),
+    ] = RouterConfig().max_attempts,
     model: Annotated[str, typer.Option(help="Folder of the model, or demo.")] = "demo",
     cache: Annotated[Path, typer.Option(help="Folder for the libraries' environments.")] = CACHE,
     out: Annotated[Path, typer.Option(help="Folder for the logs of the scripts.")] = Path(
@@ -76,7 +83,9 @@ def main(
         for name in client:
             log.print(f"{name}: installing, unless cached")
             pythons[name] = install(CLIENTS[name], cache.expanduser())
-        run = _run(pythons, frozenset(case or ()), kill, model, fresh_folder(out), rows, save)
+        run = _run(
+            pythons, frozenset(case or ()), kill, attempts, model, fresh_folder(out), rows, save
+        )
         asyncio.run(run)
     except KvRelayError as error:
         raise SystemExit(f"run_clients.py: {error.message}") from None
@@ -94,6 +103,7 @@ async def _run(
     pythons: dict[str, Path],
     only: frozenset[str],
     kill: bool,
+    attempts: int,
     model: str,
     out: Path,
     rows: list[CaseRow],
@@ -105,6 +115,7 @@ async def _run(
             "model": {"path": model, "dtype": "float32"},
             "prefill": {"replicas": 1, "threads": 1},
             "decode": {"replicas": DECODE, "threads": 1},
+            "router": {"max_attempts": attempts},
             "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
         }
     )
@@ -135,10 +146,10 @@ async def _row(client: ClientProcess, watch: ClusterWatch, row: CaseRow, kill: b
     row = replace(row, tokens=await watch.tokens() - before, error=whole.error)
     if row.error or not row.tokens or not kill:
         return row
-    for _ in range(TRIES):
+    for number in range(TRIES):
         workers = await watch.idle(DECODE, settled=True)
-        # The kill takes effect some tokens later.
-        middle = row.tokens // 3
+        # The kill takes effect some tokens later, on a busy machine more.
+        middle = row.tokens // (3 + number)
         found, moved = await run_with_kill(client, row.case, watch, workers, middle, WITHIN_S)
         row = replace(row, killed=moved > 0, kill_error=found.error, same=_same(whole, found))
         if row.killed or found.error:

@@ -6,6 +6,7 @@ from typing import Any
 
 from case_server import Server, serve_cases
 from smolagents import ChatMessage, OpenAIServerModel, Tool
+from smolagents.models import agglomerate_stream_deltas
 from week import PLAN, SAVED, STORY, Day, checked, closed, told
 
 ASK = [ChatMessage(role="user", content=[{"type": "text", "text": PLAN}])]
@@ -62,6 +63,24 @@ def tools(server: Server) -> Any:
     return str(call.function.arguments)
 
 
+def tools_streamed(server: Server) -> Any:
+    """The pieces of the call, put together as the agents of the library do it."""
+    pieces = list(model_of(server).generate_stream(ASK, tools_to_call_from=[SaveDay()]))
+    found = agglomerate_stream_deltas(pieces)
+    (call,) = found.tool_calls
+    assert call.function.name == "save_day"
+    return str(call.function.arguments)
+
+
+def schema_streamed(server: Server) -> Any:
+    wanted = {"type": "json_schema", "json_schema": {"name": "week", "schema": closed()}}
+    model = OpenAIServerModel(
+        model_id=server.model, api_base=server.openai, api_key="none", temperature=0
+    )
+    pieces = list(model.generate_stream(ASK, response_format=wanted))
+    return checked("".join(one.content or "" for one in pieces))
+
+
 def schema(server: Server) -> Any:
     wanted = {"type": "json_schema", "json_schema": {"name": "week", "schema": closed()}}
     model = OpenAIServerModel(
@@ -76,6 +95,8 @@ if __name__ == "__main__":
             "generate": generate,
             "generate_stream": generate_stream,
             "tools": tools,
+            "tools, streamed": tools_streamed,
             "response_format": schema,
+            "response_format, streamed": schema_streamed,
         }
     )

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
 from pathlib import Path
 
 import httpx
@@ -23,6 +23,9 @@ from kvrelay.wire.cluster import (
 # Between two looks at the number of generated tokens.
 _POLL_S = 0.005
 _STATUS_S = 0.25
+# Looks at the processor time of the workers that count: an agent's requests run on one worker after
+# another.
+_WINDOW = 32
 # Looks for a request that moved, after its answer.
 _LOOKS = 16
 _READY_S = 180.0
@@ -84,6 +87,25 @@ class ClusterWatch:
                 await asyncio.sleep(_STATUS_S)
 
 
+class BusyWorker:
+    """Tells which worker computes. The heartbeats of the workers would tell too late."""
+
+    def __init__(self, workers: tuple[WorkerStatus, ...]) -> None:
+        # The last counts of processor time, oldest first, by process id.
+        self._counts: deque[dict[int, int]] = deque(maxlen=_WINDOW)
+        self._pids = [one.pid for one in workers]
+
+    def look(self) -> None:
+        """Reads the processor time of all workers."""
+        self._counts.append({pid: _ticks(pid) for pid in self._pids})
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker that has computed longest during the last looks."""
+        first, last = self._counts[0], self._counts[-1]
+        return max(self._pids, key=lambda pid: last[pid] - first[pid])
+
+
 async def run_with_kill(
     client: ClientProcess,
     case: str,
@@ -97,11 +119,13 @@ async def run_with_kill(
     worker, 0 if the answer ended first.
     """
     before, moved = await watch.tokens(), await watch.moved()
-    busiest = _busiest(workers)
+    busy = BusyWorker(workers)
     running = asyncio.create_task(client.run(case, within_s))
     while not running.done():
+        busy.look()
         if await watch.tokens() - before >= after_tokens:
-            watch.kill(busiest())
+            busy.look()
+            watch.kill(busy.pid)
             break
         await asyncio.sleep(_POLL_S)
     result = await running
@@ -111,14 +135,6 @@ async def run_with_kill(
             return result, len(found)
         await asyncio.sleep(_STATUS_S)
     return result, 0
-
-
-def _busiest(workers: tuple[WorkerStatus, ...]) -> Callable[[], int]:
-    """Returns a function that returns the process id of the worker that has computed longest since.
-    The heartbeats of the workers would tell too late.
-    """
-    begun = {one.pid: _ticks(one.pid) for one in workers}
-    return lambda: max(begun, key=lambda pid: _ticks(pid) - begun[pid])
 
 
 def _ticks(pid: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from kvrelay.cli.options.output import AsJson
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.views import render
+
+if TYPE_CHECKING:
+    from kvrelay.client.connection import Connection
+    from kvrelay.wire.adapters import AdapterStatus
 
 app = App(
     help="Load, unload and list LoRA adapters.",
@@ -41,13 +45,16 @@ def list_adapters(
 
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     with admin_client(admin, connection, model) as client:
-        models = (model,) if model else client.status().models or ("",)
-    found = []
-    for name in models:
-        with admin_client(admin, connection, name) as client:
-            found += [(name, one) for one in client.adapters()]
+        found = list(client.adapters())
+        # A router of an earlier release does not say which model an adapter belongs to.
+        if not all(one.model for one in found):
+            found = [
+                replace(one, model=name)
+                for name in ((model,) if model else client.status().models or ("",))
+                for one in _adapters_of(admin, connection, name)
+            ]
     if as_json:
-        print(json.dumps([{"model": name} | asdict(one) for name, one in found], indent=2))
+        print(json.dumps([asdict(one) for one in found], indent=2))
         return
     if not found:
         print("no adapters; `kvrelay adapters load NAME FOLDER` loads one")
@@ -56,20 +63,34 @@ def list_adapters(
 
     # Programs read lines as they are.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    of_model = ["model"] if len(models) > 1 else []
-    for column in (*of_model, "adapter", "state", "workers", "from", "id", "folder"):
+    for column in ("model", "adapter", "state", "workers", "from", "id", "folder"):
         table.add_column(column, overflow="fold")
-    for name, one in found:
+    for one in found:
         table.add_row(
-            *([name] if of_model else []),
+            one.model,
             one.name,
-            "served" if one.served else "loading",
+            _state(one),
             str(one.workers),
             "configuration" if one.configured else "command",
             one.adapter_id[:8],
             one.path,
         )
-    render.console(render.UNBROKEN).print(table)
+    console = render.console(render.UNBROKEN)
+    console.print(table)
+    for one in found:
+        if one.refused:
+            console.print(f"{one.name}: {one.refused}", markup=False, highlight=False)
+
+
+def _adapters_of(admin: str, connection: Connection, model: str) -> tuple[AdapterStatus, ...]:
+    with admin_client(admin, connection, model) as client:
+        return client.adapters()
+
+
+def _state(adapter: AdapterStatus) -> str:
+    if adapter.refused and not adapter.workers:
+        return "refused"
+    return "served" if adapter.served else "loading"
 
 
 @app.command()
@@ -90,7 +111,8 @@ def load(
 ) -> None:
     """Load an adapter on all workers, or on none, while the cluster serves.
 
-    Returns when requests may name the adapter. If a worker refuses it, prints the reason.
+    Returns when requests may name the adapter. If a worker refuses it, prints the reason. The
+    workers of a model that sleeps load the adapter when they start.
 
     Example: kvrelay adapters load sql ./sql-lora
     """
@@ -99,6 +121,8 @@ def load(
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key), model) as client:
         found = client.load_adapter(name, os.path.abspath(path))
     print(f"loaded {found.name} {found.adapter_id[:8]} workers={found.workers}")
+    if not found.workers:
+        print("The model sleeps. Its workers load the adapter when a request wakes it.")
 
 
 @app.command()

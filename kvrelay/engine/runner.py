@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -241,6 +242,14 @@ class ModelRunner:
                 f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model "
                 f"and its steps; lower kv.memory: {error}"
             ) from error
+
+    @property
+    def stored_layout(self) -> str:
+        """Names the KV that may come back from files, 16 hexadecimal digits: as `layout_hash`, and
+        the dtype of the weights that computed it.
+        """
+        text = f"{self.layout_hash}|{self._weights}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def engine(self) -> str:

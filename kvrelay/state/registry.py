@@ -371,13 +371,31 @@ class Registry(RegistryValues):
         )
         return tuple(entry for entry in found if entry is not None)[:MAX_ADAPTERS]
 
-    async def put_adapter(self, entry: AdapterEntry) -> None:
-        """Adds an adapter, or replaces the one of the same name."""
-        await self._call("HSET", self._keys.adapters, entry.name, encoded(entry))
+    async def put_adapter(self, entry: AdapterEntry) -> bool:
+        """Lists an adapter that is not served yet, or marks a listed one as served. Returns whether
+        it did: the name may have other files, or may have been removed before it was served.
+        """
+        return bool(
+            await self._change_adapter(
+                scripts.PUT_ADAPTER, entry, encoded(entry), int(entry.served)
+            )
+        )
+
+    async def withdraw_adapter(self, entry: AdapterEntry) -> None:
+        """Removes an adapter whose load has failed. Does nothing if it is served, or if the name
+        has other files.
+        """
+        await self._change_adapter(scripts.WITHDRAW_ADAPTER, entry)
 
     async def remove_adapter(self, name: str) -> None:
         """Removes an adapter. Workers then unload it."""
         await self._call("HDEL", self._keys.adapters, name)
+        await self.announce_change()
+
+    async def _change_adapter(self, script: str, entry: AdapterEntry, *values: str | int) -> object:
+        keys = (self._keys.adapters, self._keys.changes)
+        names = (entry.name, entry.adapter_id, entry.path)
+        return await self._call("EVAL", script, len(keys), *keys, *names, *values)
 
     # Routers
 

@@ -160,3 +160,39 @@ redis.call('LTRIM', KEYS[2], 0, ARGV[4])
 return 1
 """
 )
+
+_ADAPTER = """
+local old = redis.call('HGET', KEYS[1], ARGV[1])
+local ok, entry = pcall(cjson.decode, old or '')
+local value = ok and type(entry) == 'table' and entry.value
+local known = type(value) == 'table'
+local same = known and value.adapter_id == ARGV[2] and value.path == ARGV[3]
+"""
+
+# KEYS: adapters, channel of changes. ARGV: name, id and path of an adapter, entry, and 1 if the
+# entry says that it is served. Returns 1 if the list has the entry now, or says already that it is
+# served. An adapter is listed first and served later, so that none is served that was removed
+# meanwhile. Never replaces an adapter with other files.
+PUT_ADAPTER = (
+    _ADAPTER
+    + """
+if known and not same or ARGV[5] == '1' and not same then return 0 end
+if not same or not value.served then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
+  redis.call('PUBLISH', KEYS[2], 1)
+end
+return 1
+"""
+)
+
+# KEYS: adapters, channel of changes. ARGV: name, id and path of an adapter. Removes the adapter
+# unless the name has other files or is served.
+WITHDRAW_ADAPTER = (
+    _ADAPTER
+    + """
+if same and not value.served then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  redis.call('PUBLISH', KEYS[2], 1)
+end
+"""
+)

@@ -321,20 +321,24 @@ class RestartWorkersResponse(_message.Message):
     def __init__(self, worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "path", "adapter_id", "served", "configured", "workers")
+    __slots__ = ("name", "path", "adapter_id", "served", "configured", "workers", "model", "refused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     adapter_id: str
     served: bool
     configured: bool
     workers: int
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., adapter_id: _Optional[str] = ..., served: bool = ..., configured: bool = ..., workers: _Optional[int] = ...) -> None: ...
+    model: str
+    refused: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., adapter_id: _Optional[str] = ..., served: bool = ..., configured: bool = ..., workers: _Optional[int] = ..., model: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ("model",)

@@ -24,6 +24,10 @@ class AdapterStatus:
     configured: bool
     # Number of workers that have loaded it.
     workers: int
+    # Name of the base model. Empty if the router is of an earlier release.
+    model: str = ""
+    # Name of a worker that refuses it, and the reason. Empty if no worker refuses it.
+    refused: str = ""
 
 
 def adapter_to_proto(adapter: AdapterStatus) -> pb.Adapter:

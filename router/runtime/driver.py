@@ -198,6 +198,12 @@ class Driver:
         return {"prefill": states.count("prefill"), "decode": states.count("decode")}
 
     @property
+    def compatible(self) -> tuple[WorkerInfo, ...]:
+        """The known workers that this router may give work to."""
+        refused = self.refused
+        return tuple(one for one in self.known if one.worker_id not in refused)
+
+    @property
     def refused(self) -> Mapping[str, str]:
         """Workers that are incompatible with this router, or that reject it, with the reasons."""
         refusals = {

@@ -68,8 +68,14 @@ class RouterRegistry(Protocol):
         """Returns the adapters that operators have loaded."""
         ...
 
-    async def put_adapter(self, entry: AdapterEntry) -> None:
-        """Adds an adapter, or replaces the one of the same name."""
+    async def put_adapter(self, entry: AdapterEntry) -> bool:
+        """Lists an adapter that is not served yet, or marks a listed one as served. Returns whether
+        it did: the name may have other files, or may have been removed before it was served.
+        """
+        ...
+
+    async def withdraw_adapter(self, entry: AdapterEntry) -> None:
+        """Removes an adapter whose load has failed, unless it is served or has other files."""
         ...
 
     async def remove_adapter(self, name: str) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.adapters import save_adapter
 from support.cluster_status import first_status
 from support.running_cluster import ANY_PORT, RunningCluster, running_on
 from support.tiny_models import build
 from transformers import AutoModelForCausalLM
 
+from kvrelay.client.answer import Completion
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import FailedPrecondition
 from kvrelay.wire.cluster import ClusterStatus, cluster_status_from_proto, pb
 
 pytestmark = [pytest.mark.timeout(240)]
@@ -106,3 +111,82 @@ async def test_models_answer_die_and_sleep_apart(tmp_path: Path) -> None:
         )
         again = await asyncio.gather(*(tokens_of(cluster, name) for name in folders))
         assert dict(zip(folders, again, strict=True)) == expected
+
+
+async def test_models_with_the_same_files_stay_apart(tmp_path: Path) -> None:
+    """Two entries with one folder, and one with a copy: they have the same fingerprint."""
+    folder = build("llama", tmp_path / "llama")
+    copied = Path(shutil.copytree(folder, tmp_path / "copy"))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    config = ClusterConfig.model_validate(
+        {
+            "listen": ANY_PORT,
+            "model": {"dtype": "float32"},
+            "kv": {"memory": "16MiB", "block_size": 16},
+            "models": {
+                name: {
+                    "model": {"path": str(path)},
+                    "prefill": {"replicas": 0},
+                    "decode": {"replicas": int(name != "asleep"), "chunk_tokens": 64},
+                    "autoscaling": str(policy) if name == "asleep" else None,
+                }
+                for name, path in (("one", folder), ("other", copied), ("asleep", folder))
+            },
+        }
+    )
+    adapter = save_adapter(tmp_path / "lora", folder)
+    expected = reference(folder)
+    async with running_on(config) as cluster:
+
+        async def ask(model: str, **more: Any) -> Completion:
+            return await cluster.client.generate(
+                token_ids=PROMPT, model=model, **GREEDY, **more
+            ).result()
+
+        first, again, other = await ask("one"), await ask("one"), await ask("other")
+        assert first.token_ids == again.token_ids == other.token_ids == expected
+        assert first.system_fingerprint == other.system_fingerprint
+        cached = [one.usage.cached_tokens for one in (first, again, other)]
+        assert cached == [0, 96, 0], "each model has a prefix cache of its own"
+
+        # An adapter is one model's alone, though its files fit all of them.
+        for name in ("one", "asleep"):
+            loaded = await cluster.admin.LoadAdapter(
+                pb.LoadAdapterRequest(name=f"lora-{name}", path=str(adapter), model=name)
+            )
+            assert (loaded.adapter.model, loaded.adapter.served) == (name, True)
+        answers = {name: await ask(name) for name in ("lora-one", "lora-asleep")}
+        (changed,) = {one.token_ids for one in answers.values()}
+        assert changed != expected
+        listed = (await cluster.admin.ListAdapters(pb.ListAdaptersRequest())).adapters
+        assert {(one.name, one.model, one.workers) for one in listed} == {
+            ("lora-one", "one", 1),
+            ("lora-asleep", "asleep", 1),
+        }
+        (worker,) = (await status_of(cluster, "other")).pools[1].workers
+        assert worker.worker_id == "other.decode-0"
+        assert (await ask("other")).token_ids == expected
+
+        # Tokens of one go on at the other, since the weights are the same; those of an adapter not.
+        resumed = await ask(
+            "other", resume=expected[:9], system_fingerprint=first.system_fingerprint
+        )
+        assert resumed.token_ids[-71:] == expected[9:]
+        with pytest.raises(FailedPrecondition, match="the tokens in resume are from version"):
+            await ask(
+                "other",
+                resume=changed[:9],
+                system_fingerprint=answers["lora-one"].system_fingerprint,
+            )
+
+        # The death of one model's worker is no attempt of the other's stream.
+        (doomed,) = (await status_of(cluster, "one")).pools[1].workers
+        stream = cluster.client.generate(token_ids=PROMPT, model="other", **GREEDY)
+        await anext(stream)
+        os.kill(doomed.pid, signal.SIGKILL)
+        done = await stream.result()
+        assert done.token_ids == expected
+        assert done.ledger is not None
+        assert len(done.ledger.attempts) == 1
+        assert (await ask("lora-one")).token_ids == changed

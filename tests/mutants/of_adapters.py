@@ -15,6 +15,10 @@ RELAY = "unit/worker/test_adapted_relay.py"
 NAMES = "unit/router/test_adapter_names.py"
 LOADING = "unit/worker/test_adapter_loading.py"
 FOLDERS = "unit/models/adapters"
+OPERATIONS = "router/frontend/adapter_operations.py"
+OPERATED = "unit/router/test_adapter_operations.py"
+LISTED = "unit/state/test_listed_adapters.py"
+SCRIPTS = "kvrelay/state/registry_scripts.py"
 
 MUTANTS = (
     Mutant(
@@ -79,5 +83,40 @@ MUTANTS = (
         "if not real.is_relative_to(folder.resolve()):",
         "if False:",
         (f"{FOLDERS}/test_adapter_files.py::test_hostile_folders_are_refused",),
+    ),
+    Mutant(
+        "a name keeps its files while it is listed",
+        SCRIPTS,
+        "if known and not same or ARGV[5] == '1' and not same then return 0 end",
+        "if ARGV[5] == '1' and not same then return 0 end",
+        (f"{LISTED}::test_a_name_keeps_its_files",),
+    ),
+    Mutant(
+        "an unloaded adapter is not served by a load that began before",
+        SCRIPTS,
+        "if known and not same or ARGV[5] == '1' and not same then return 0 end",
+        "if known and not same then return 0 end",
+        (f"{LISTED}::test_an_adapter_is_listed_before_it_is_served",),
+    ),
+    Mutant(
+        "the name of another model is not served as an adapter",
+        OPERATIONS,
+        "if one.served and one.name not in reserved and self._can_serve(one)",
+        "if one.served and self._can_serve(one)",
+        (f"{OPERATED}::test_a_listed_name_that_is_another_models_is_not_served",),
+    ),
+    Mutant(
+        "a router serves no adapter that none of its workers has",
+        OPERATIONS,
+        "return is_served and not self._refused_by_all(entry)",
+        "return True",
+        (f"{OPERATED}::test_an_adapter_that_the_woken_worker_refuses",),
+    ),
+    Mutant(
+        "load returns when all processes of the router have followed",
+        OPERATIONS,
+        "await self._follow_everywhere(name, entry.adapter_id)",
+        "pass",
+        (f"{OPERATED}::test_all_processes_of_a_router_have_followed_when_a_load_returns",),
     ),
 )

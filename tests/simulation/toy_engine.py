@@ -110,7 +110,7 @@ class ToyRunner:
     ) -> None:
         self.version = version
         self.model_id = f"{MODEL}-{version}"
-        self.layout_hash = LAYOUT.hash(self.model_id)
+        self.layout_hash = self.stored_layout = LAYOUT.hash(self.model_id)
         self.kv = Arena(num_blocks, nonce)
         self.num_blocks = num_blocks
         self.kv_bytes = LAYOUT.arena_bytes(num_blocks)

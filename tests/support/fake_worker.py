@@ -370,13 +370,16 @@ class FakeWorkerServer(WorkerServiceServicer):
 
 
 async def main(worker_id: str, redis_url: str) -> None:
-    """A fake decode worker as a process of its own, with a heartbeat in a real registry."""
+    """A fake decode worker as a process of its own, with a heartbeat in a real registry. It has all
+    adapters that are listed.
+    """
     registry = await Registry.connect(redis_url)
     server = FakeWorkerServer(worker_id, "decode", {}, await registry.next_epoch())
     server.pace_s = 0.02
     await server.start()
     while True:
-        await registry.publish_worker(server.worker.info, 2.0)
+        ids = {one.adapter_id: None for one in await registry.adapters()}
+        await registry.publish_worker(replace(server.worker.info, adapters=tuple(ids)), 2.0)
         await asyncio.sleep(0.2)
 
 

@@ -130,13 +130,27 @@ class MemoryRegistry:
         self._check()
         return tuple(self.listed.values())
 
-    async def put_adapter(self, entry: AdapterEntry) -> None:
+    async def put_adapter(self, entry: AdapterEntry) -> bool:
         self._check()
-        self.listed[entry.name] = entry
+        old = self.listed.get(entry.name)
+        if _files(old or entry) != _files(entry) or (entry.served and old is None):
+            return False
+        if old is None or not old.served:
+            self.listed[entry.name] = entry
+            self.announced.set()
+        return True
+
+    async def withdraw_adapter(self, entry: AdapterEntry) -> None:
+        self._check()
+        old = self.listed.get(entry.name)
+        if old is not None and _files(old) == _files(entry) and not old.served:
+            del self.listed[entry.name]
+            self.announced.set()
 
     async def remove_adapter(self, name: str) -> None:
         self._check()
         self.listed.pop(name, None)
+        self.announced.set()
 
     async def publish_router(self, load: RouterLoad) -> None:
         self._check()
@@ -144,6 +158,10 @@ class MemoryRegistry:
 
     async def remove_router(self, router_id: str) -> None:
         self._check()
+
+
+def _files(entry: AdapterEntry) -> tuple[str, str]:
+    return entry.adapter_id, entry.path
 
 
 @dataclass

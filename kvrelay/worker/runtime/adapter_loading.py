@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from kvrelay.config.adapters import AdaptersConfig
 from kvrelay.errors import KvRelayError, ModelRefused, Unavailable
-from kvrelay.models.adapters.adapter_files import read_adapter
+from kvrelay.models.adapters.adapter_reading import read_in_time
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
 from kvrelay.types.control_plane import AdapterEntry
@@ -87,7 +87,7 @@ class AdapterLoading:
         """Raises ModelRefused."""
         engine = self._worker.context.engine
         await engine.call(self._table.find_sites)
-        files = await asyncio.to_thread(read_adapter, entry.path, self._max_rank)
+        files = await read_in_time(entry.path, self._max_rank)
         if files.adapter_id != entry.adapter_id:
             raise ModelRefused(
                 f"{entry.path}: the files here are version {files.adapter_id[:8]}, and the router "

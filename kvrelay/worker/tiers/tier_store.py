@@ -61,17 +61,19 @@ class TierStore(CacheListener):
         configs: Sequence[TierConfig],
         cache: KvCache,
         arena: Arena,
-        layout_hash: str,
+        layout: str,
         clock: Clock,
     ) -> TierStore:
-        """Builds the tiers of a worker. `run` opens them."""
+        """Builds the tiers of a worker. `run` opens them. Workers with the same `layout` read each
+        other's files.
+        """
         block_bytes = arena.layout.block_bytes
         tiers: list[Tier] = []
         for config in configs:
             if config.kind == "host":
                 tiers.append(HostTier(config.size, block_bytes))
             else:
-                folder = SlotFolder(Path(config.path), layout_hash, block_bytes)
+                folder = SlotFolder(Path(config.path), layout, block_bytes)
                 tiers.append(DiskTier(folder, config.size, block_bytes, clock))
         return cls(cache, arena, tiers)
 

@@ -156,9 +156,12 @@ class ClusterService(ClusterServiceServicer):
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.UnloadAdapterResponse:
-        """Stops serving an adapter. Aborts with NOT_FOUND if it is unknown."""
+        """Stops serving an adapter, of any model if the request names none. Aborts with NOT_FOUND
+        if the adapter is unknown.
+        """
         try:
-            await self._named(request.model).adapters.unload(request.name)
+            model = await self._of_adapter(request.model, request.name)
+            await model.adapters.unload(request.name)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.UnloadAdapterResponse()
@@ -175,6 +178,16 @@ class ClusterService(ClusterServiceServicer):
                     return model, known
         model = self._named(name)
         return model, await _workers(model)
+
+    async def _of_adapter(self, name: str, adapter: str) -> ServedModel:
+        """Returns the model with this name, or without a name the model whose adapter has the other
+        name. Raises the errors of `_named`.
+        """
+        models = [self._named(name)] if name else list(self._catalogue)
+        for model in models:
+            if adapter in model.adapters.fixed_names or await model.adapters.lists(adapter):
+                return model
+        return models[0]
 
     def _named(self, name: str) -> ServedModel:
         """Returns the model with this name. Raises NotFound, and InvalidArgument for an empty name

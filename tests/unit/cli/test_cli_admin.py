@@ -307,8 +307,15 @@ def test_status_says_what_a_delay_holds_back() -> None:
     )
 
 
+SQL = wire.pb.Adapter(name="sql", path="/a/sql", adapter_id="0123456789", served=True, workers=2)
+
+
 class SeveralModels(ScriptedCluster):
     """Two models, the second with an adapter."""
+
+    def __init__(self, *adapters: wire.pb.Adapter) -> None:
+        super().__init__()
+        self.adapters = adapters
 
     async def GetStatus(
         self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -318,20 +325,24 @@ class SeveralModels(ScriptedCluster):
     async def ListAdapters(
         self, request: wire.pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> wire.pb.ListAdaptersResponse:
-        one = wire.pb.Adapter(
-            name="sql", path="/a/sql", adapter_id="0123456789", served=True, workers=2
+        return wire.pb.ListAdaptersResponse(
+            adapters=self.adapters if request.model in ("", "large") else ()
         )
-        return wire.pb.ListAdaptersResponse(adapters=[one] * (request.model == "large"))
 
 
-def test_adapters_of_all_models_are_listed_or_those_of_one(capsys: Output) -> None:
-    with serving(SeveralModels()) as admin:
+@pytest.mark.parametrize("tells", [True, False])
+def test_adapters_of_all_models_are_listed_or_those_of_one(capsys: Output, tells: bool) -> None:
+    """Whether or not the router tells the model of an adapter."""
+    adapter = wire.pb.Adapter()
+    adapter.CopyFrom(SQL)
+    adapter.model = "large" if tells else ""
+    with serving(SeveralModels(adapter)) as admin:
         assert run(["adapters", "list", "--admin", admin]) == 0
         assert run(["adapters", "list", "--admin", admin, "--model", "large"]) == 0
         assert run(["adapters", "list", "--admin", admin, "--model", "demo"]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-        head = ["adapter", "state", "workers", "from", "id", "folder"]
-        line = ["sql", "served", "2", "command", "01234567", "/a/sql"]
+        head = ["model", "adapter", "state", "workers", "from", "id", "folder"]
+        line = ["large", "sql", "served", "2", "command", "01234567", "/a/sql"]
         none = [
             "no",
             "adapters;",
@@ -343,10 +354,22 @@ def test_adapters_of_all_models_are_listed_or_those_of_one(capsys: Output) -> No
             "loads",
             "one",
         ]
-        assert rows == [["model", *head], ["large", *line], head, line, none]
+        assert rows == [head, line, head, line, none]
         assert run(["adapters", "list", "--json", "--admin", admin]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["model"], found["name"], found["workers"]) == ("large", "sql", 2)
+
+
+def test_the_list_says_why_an_adapter_is_refused(capsys: Output) -> None:
+    adapter = wire.pb.Adapter()
+    adapter.CopyFrom(SQL)
+    adapter.MergeFrom(wire.pb.Adapter(model="large", refused="decode-0 refuses it: [/a] is gone"))
+    adapter.workers = 0
+    with serving(SeveralModels(adapter)) as admin:
+        assert run(["adapters", "list", "--admin", admin]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[1].split()[:4] == ["large", "sql", "refused", "0"]
+    assert rows[2] == "sql: decode-0 refuses it: [/a] is gone"
 
 
 def test_status_as_json(capsys: Output) -> None:

@@ -194,6 +194,28 @@ async def test_an_adapter_that_one_worker_refuses_is_loaded_nowhere(
             await collect(stub, ask("sql"))
 
 
+async def test_a_worker_that_gets_no_work_has_no_say(router: RouterHarness, tmp_path: Path) -> None:
+    """It belongs to another cluster on the same Redis."""
+    await router.add("decode-1", "decode")
+    change(router, "decode-1", vocab_size=7)
+    async with obedient(router, refuses="decode-1"), inference_stub(router.grpc) as stub:
+        async with asyncio.timeout(60):
+            while "decode-1" not in await misfits(router):
+                await asyncio.sleep(0.05)
+        loaded = await load(router, "sql", adapter_in(tmp_path / "a"))
+        assert (loaded.workers, loaded.refused) == (2, "")
+        assert tokens_of(await collect(stub, ask("sql"))) == answer(PROMPT, 7, 8)
+
+
+async def misfits(router: RouterHarness) -> set[str]:
+    def ask_status() -> set[str]:
+        with AdminClient(router.admin) as client:
+            workers = [one for pool in client.status().pools for one in pool.workers]
+        return {one.worker_id for one in workers if one.unfit}
+
+    return await asyncio.to_thread(ask_status)
+
+
 async def test_what_cannot_be_loaded_is_refused_before_any_worker_sees_it(
     router: RouterHarness, tmp_path: Path
 ) -> None:
@@ -278,8 +300,9 @@ async def test_the_load_of_a_router_that_has_ended_is_undone(
     async with running_router() as router, asyncio.timeout(60):
         folder = adapter_in(tmp_path / "sql")
         entry = AdapterEntry("sql", str(folder), id_of(folder))
+        for one in (entry, replace(entry, name="served")):
+            await router.registry.put_adapter(one)
         await router.registry.put_adapter(replace(entry, name="served", served=True))
-        await router.registry.put_adapter(entry)
         while "sql" in router.registry.listed:
             await asyncio.sleep(0.01)
         assert list(router.registry.listed) == ["served"]

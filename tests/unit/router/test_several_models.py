@@ -23,7 +23,6 @@ from support.router_harness import (
     inference_stub,
     router_before,
 )
-from unit.router.test_adapter_names import adapter_in, obedient
 from unit.router.test_end_to_end import collect
 
 from kvrelay.cli.main import run
@@ -31,7 +30,6 @@ from kvrelay.client.admin import AdminClient
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     Unavailable,
@@ -228,7 +226,6 @@ async def test_operators_name_the_model(routers: Routers) -> None:
             lambda: client.set_pool_size(decode=2),
             lambda: client.restart("decode"),
             lambda: client.restart("small.decode-0", "large.decode-0"),
-            lambda: client.unload_adapter("sql"),
         ):
             with pytest.raises(InvalidArgument, match="model is missing"):
                 await in_thread(call)
@@ -249,21 +246,6 @@ async def test_operators_name_the_model(routers: Routers) -> None:
     assert routers.models["small"].registry.sizes.get("decode") != 3
     with routers.admin("medium") as client, pytest.raises(NotFound, match="medium"):
         await in_thread(client.status)
-
-
-async def test_a_single_adapter_name_across_models(routers: Routers, tmp_path: Path) -> None:
-    folder = adapter_in(tmp_path / "lora")
-    small, large = routers.models["small"], routers.models["large"]
-    async with obedient(small), obedient(large):
-        with routers.admin("small") as client:
-            await in_thread(client.load_adapter, "sql", str(folder))
-        with routers.admin("large") as client:
-            for taken in ("sql", "small", "idle"):
-                with pytest.raises(FailedPrecondition, match="is the name of another model"):
-                    await in_thread(client.load_adapter, taken, str(folder))
-        assert await tokens_over_grpc(routers, "sql") == [20] * 4
-        with routers.admin() as client:
-            assert [one.name for one in await in_thread(client.adapters)] == ["sql"]
 
 
 async def test_metrics_have_each_family_once_and_each_model(routers: Routers) -> None:
@@ -319,7 +301,7 @@ async def test_the_command_line_shows_all_models_and_changes_one(
     documents = json.loads(await shown("status", "--json"))
     assert [one["model"] for one in documents] == list(NAMES)
     assert json.loads(await shown("status", "--json", "--model", "large"))["model"] == "large"
-    for words in (["scale", "prefill=0"], ["restart"], ["adapters", "unload", "x"]):
+    for words in (["scale", "prefill=0"], ["restart"], ["adapters", "load", "x", "x"]):
         assert "'idle'; name one (--model NAME, or model=)\n" in await shown(*words)
     assert "did you mean 'large'" in await shown("status", "--model", "larg")
     assert await shown("scale", "prefill=0", "--model", "large") == "prefill=0 decode=1\n"

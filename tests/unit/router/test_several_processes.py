@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.fake_worker import answer
 from support.router_processes import RouterCluster, cluster_file, running_by_process, start
 from support.tokens import Tokens
+from unit.router.test_adapter_names import adapter_in
 
 from kvrelay.client import AsyncClient, AsyncStream, RetryPolicy
 from kvrelay.client.admin import AdminClient
@@ -200,6 +201,34 @@ async def test_limits_and_revocation_hold_for_all_processes(
     await everywhere("acme", {401})
     said = Counter(await asyncio.gather(*(status("small") for _ in range(4 * limit))))
     assert said == {200: limit, 429: 3 * limit}
+
+
+async def test_a_loaded_adapter_is_served_by_all_processes(
+    cluster: RouterCluster, tmp_path: Path
+) -> None:
+    """Once `load` has returned, whichever process it asked. The base model serves meanwhile."""
+    folder = str(adapter_in(tmp_path / "lora"))
+    headers = {"authorization": f"Bearer {cluster.tokens['acme']}"}
+
+    async def statuses(model: str) -> set[int]:
+        async def status() -> int:
+            async with httpx.AsyncClient(
+                base_url=cluster.http, timeout=60, headers=headers
+            ) as client:
+                body = {"model": model, "prompt": PROMPT, "max_tokens": 1}
+                return (await client.post("/v1/completions", json=body)).status_code
+
+        return set(await asyncio.gather(*(status() for _ in range(16))))
+
+    for number in range(4):
+        # A connection of its own, to any of the processes.
+        with AdminClient(cluster.admin, token=cluster.tokens["boss"]) as admin:
+            await asyncio.to_thread(admin.load_adapter, f"sql-{number}", folder)
+        assert await statuses(f"sql-{number}") == {200}
+        with AdminClient(cluster.admin, token=cluster.tokens["boss"]) as admin:
+            await asyncio.to_thread(admin.unload_adapter, f"sql-{number}")
+        assert await statuses(f"sql-{number}") == {404}
+        assert await statuses("demo") == {200}
 
 
 async def test_streams_of_a_killed_process_go_on_at_another(cluster: RouterCluster) -> None:

@@ -14,6 +14,8 @@ from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, rela
 
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.messages import Refused, RunLocal
+from kvrelay.models.adapters import adapter_reading
+from kvrelay.models.adapters.adapter_files import AdapterFiles, read_adapter
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.state.registry import Registry
 from kvrelay.types.control_plane import AdapterEntry
@@ -155,9 +157,35 @@ async def test_a_folder_that_hangs_delays_the_registration_only_for_some_time(
 ) -> None:
     one, ends = entry(save_adapter(tmp_path / "one", base)), threading.Event()
     monkeypatch.setattr(adapter_loading, "START_S", 0.2)
-    monkeypatch.setattr(adapter_loading, "read_adapter", lambda *_: ends.wait(60))
+    monkeypatch.setattr(adapter_reading, "read_adapter", lambda *_: ends.wait(60))
     try:
         first = await first_heartbeat(base, heartbeats, one)
     finally:
         ends.set()
     assert first.adapters == ()
+
+
+async def test_a_folder_that_hangs_does_not_keep_others_from_being_loaded(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, good = entry(save_adapter(tmp_path / "a", base)), tmp_path / "b"
+    follows, ends = entry(save_adapter(good, base, seed=1)), threading.Event()
+
+    def read(path: str, max_rank: int) -> AdapterFiles:
+        if path == hangs.path:
+            ends.wait(60)
+        return read_adapter(path, max_rank)
+
+    monkeypatch.setattr(adapter_reading, "READ_S", 0.2)
+    monkeypatch.setattr(adapter_reading, "read_adapter", read)
+    try:
+        async with workers(base, config_of(), "decode-0") as running:
+            await running.registry.put_adapter(hangs)
+            await running.registry.put_adapter(follows)
+            (info,) = await until(running, lambda one: bool(one.adapters))
+            assert info.adapters == (follows.adapter_id,)
+            (told,) = info.refused_adapters
+            assert told.startswith(hangs.adapter_id)
+            assert "not read within 0.2 s" in told
+    finally:
+        ends.set()

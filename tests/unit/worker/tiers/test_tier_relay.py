@@ -121,6 +121,25 @@ async def test_evicted_blocks_come_back_from_disk(
         await books_are_right(running)
 
 
+async def test_kv_of_other_numbers_stays_apart(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Two models of one cluster may have the same files and the same tier, and an operator may
+    change `weights` between two starts.
+    """
+    made = config([disk(tmp_path / "kv")])
+    rounded = made.model_copy(update={"decode": made.decode.model_copy(update={"weights": "int8"})})
+    for weights, cached in ((rounded, 0), (made, 0), (rounded, 48), (made, 48)):
+        async with workers(tiny_model(), weights, "decode-0") as running:
+            decode = await running.session("decode-0")
+            _, timings = await local(decode, spec("first", prompt(0)))
+            assert timings.cached_tokens == cached
+            for number in range(1, 8):
+                await local(decode, spec(f"{number}", prompt(number)))
+            if not cached:
+                await stored(decode, 4)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 async def test_blocks_from_disk_are_handed_over(
