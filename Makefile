@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
+.PHONY: clients demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
 .PHONY: clean faults help image test-vllm
 
 # Lists the targets that CONTRIBUTING.md explains.
@@ -46,6 +46,10 @@ test-vllm: $(VLLM_VENV)/.installed
 	KVRELAY_FAULTS_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest --durations 10 tests/vllm_engine
 	KVRELAY_FAULTS_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest --durations 10 --timeout 1800 \
 	  $(VLLM_ROWS:%=tests/faults/test_rows_%.py)
+
+# All cases of ten client libraries from PyPI, each with its decode worker killed in the middle.
+clients: venv
+	$(BIN)/python benchmarks/clients/run_clients.py
 
 # Tests that take long or need the machine for themselves.
 test-long: venv
