@@ -170,6 +170,7 @@ async def _call(method: Callable[..., Any], message: Message) -> None:
         async def write(self, message: Any) -> None:
             raise Enough
 
+    caller.set(ANONYMOUS)
     with contextlib.suppress(Enough):
         await method(message, First())
 

@@ -5,6 +5,7 @@ another row.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +126,8 @@ def _allows(values: SamplingParams, vocab: int) -> bool:
     if found is None:
         return True
     assert found.field in SamplingParams.__dataclass_fields__
-    assert found.message.startswith(f"{found.field} is ")
+    # An entry of a mapping is named by its key.
+    assert re.match(rf'{found.field}(\["-?\d+"\])? is ', found.message)
     assert "allowed is" in found.message
     return False
 
