@@ -128,7 +128,7 @@ def _allows(values: SamplingParams, vocab: int) -> bool:
     assert found.field in SamplingParams.__dataclass_fields__
     # An entry of a mapping is named by its key.
     assert re.match(rf'{found.field}(\["-?\d+"\])? is ', found.message)
-    assert "allowed is" in found.message
+    assert "allowed is" in found.message or "allowed are" in found.message
     return False
 
 
