@@ -46,13 +46,16 @@ class Eviction:
         # Since the start.
         self.tokens_dropped = 0
 
-    async def keep(self, sequences: Iterable[Sequence]) -> None:
+    async def keep(self, active: Callable[[], Iterable[Sequence]]) -> None:
         """Evicts where it is due, and has the queries of the next steps kept where they are
         needed.
+
+        active: the sequences of the next step. Others join while one evicts, and none of them may
+        run before it has evicted too, or it would evict later than elsewhere.
         """
-        for sequence in list(sequences):
-            if self.budget.is_due(sequence) and not sequence.ended:
-                await self._evict(sequence)
+        while due := next((one for one in active() if self.budget.is_due(one)), None):
+            await self._evict(due)
+        for sequence in active():
             if sequence.queries is None and self.budget.needs_queries(sequence):
                 sequence.queries = RecentQueries(sequence.num_computed)
 

@@ -74,9 +74,10 @@ class DecodeStage(Stage):
             self._eviction = Eviction(context, budget, scheduler.preempt, self._evicted_badly)
 
         async def prepare() -> None:
-            if self._eviction is not None:
-                await self._eviction.keep(scheduler.active)
             await scheduler.prepare()
+            # The last that is awaited, since a sequence that joins later would not evict in time.
+            if self._eviction is not None:
+                await self._eviction.keep(lambda: scheduler.active)
 
         needed = budget is not None or drafter is not None
         return scheduler, lambda reporter: StepLoop(
