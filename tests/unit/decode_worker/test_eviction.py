@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.speculation import Answers, answers, check_aborts, check_moves, local, settled
+from support.speculation import (
+    Answers,
+    answers,
+    by_hand_off,
+    check_aborts,
+    check_moves,
+    local,
+    settled,
+)
 from support.tiny_models import MAX_LEN
 from support.worker_harness import Session, load_of, workers
 
@@ -129,6 +137,23 @@ async def test_a_sequence_that_joins_while_another_evicts_evicts_in_time(
         await settled(running)
     found = {name: ((first[name], *tokens), end) for name, (tokens, end) in rest.items()}
     assert differing(found, expected) == []
+
+
+async def test_a_hand_off_without_the_last_queries_evicts_later(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """The router does not ask for it, but no request may fail from it."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    one = SequenceSpec("r0", 1, tuple(range(2, 125)), 100, sampling)
+    settings = config("attention")
+    async with workers(tiny_model("llama"), settings, "prefill-0", "decode-0") as running:
+        prefill = await running.session("prefill-0")
+        decode = await running.session("decode-0")
+        tokens, finish = await by_hand_off(prefill, decode, one, until=MAX_LEN)
+        await settled(running)
+        load = await load_of(decode.info)
+    assert (len(tokens), finish) == (80 - 23, "length")
+    assert load.dropped_tokens > 0
 
 
 @METHODS
