@@ -93,7 +93,8 @@ class Eviction:
         self.tokens_dropped += before - sequence.num_stored
 
     async def _plan(self, sequence: Sequence) -> tuple[Compaction, list[int]] | None:
-        """The plan, and the spare blocks that it needs; None if the sequence was preempted.
+        """The plan, and the spare blocks that it needs; None if the sequence ended or was
+        preempted.
 
         The tokens that are dropped never depend on the memory that is left. So if no spare blocks
         are left, the sequence's own blocks leave the prefix cache, and then others are preempted.
@@ -107,6 +108,8 @@ class Eviction:
                 sequence.queries,
             )
             plan = await self._run(sequence.num_stored, partial(self._evictor.plan, overfull))
+            if sequence.ended:
+                break
             try:
                 return plan, self._cache.allocate(plan.num_spare)
             except OutOfBlocks:

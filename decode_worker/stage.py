@@ -15,9 +15,9 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.token_eviction.recent_queries import WINDOW
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
+from kvrelay.types.eviction import WINDOW
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
@@ -74,9 +74,10 @@ class DecodeStage(Stage):
             self._eviction = Eviction(context, budget, scheduler.preempt, self._evicted_badly)
 
         async def prepare() -> None:
+            await scheduler.prepare()
+            # Awaited last: the queries of a sequence that joins later would not be kept.
             if self._eviction is not None:
                 await self._eviction.prepare(lambda: scheduler.active)
-            await scheduler.prepare()
 
         needed = budget is not None or drafter is not None
         return scheduler, lambda reporter: StepLoop(

@@ -69,4 +69,7 @@ class TokenBudget:
 
     def held(self, sequence: Sequence) -> int:
         """The tokens that the sequence's blocks must cover before it evicts, or all it has."""
-        return min(len(sequence.tokens), self.full_at(sequence) + sequence.num_dropped)
+        full = self.full_at(sequence) + sequence.num_dropped
+        # A sequence whose KV came from elsewhere may evict later, since it lacks the queries.
+        is_late = sequence.num_computed >= full
+        return len(sequence.tokens) if is_late else min(len(sequence.tokens), full)

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.types.eviction import WINDOW
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Preempted
 from router.core.lifecycle import Lifecycle
@@ -144,11 +145,13 @@ class Placement:
         )
 
     def _drops_tokens(self, life: Lifecycle) -> bool:
-        """Whether the decode worker of the sequence has dropped tokens of its KV."""
+        """Whether the decode worker of the sequence has dropped tokens of its KV, or has computed
+        tokens whose queries tell which it will drop. A hand-off brings no queries.
+        """
         eviction = self._config.kv.eviction
         if eviction is None or not life.tokens:
             return False
-        return life.num_tokens > eviction.budget_tokens
+        return life.num_tokens > eviction.budget_tokens - WINDOW
 
     def _outlook(self, entry: Entry, now: float) -> Outlook | None:
         """Returns the outlook of a waiting request without tokens; None for another, and without a

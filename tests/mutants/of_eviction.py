@@ -58,10 +58,10 @@ MUTANTS = (
         (LOGITS + "test_logits_are_those_of_masked_tokens",),
     ),
     Mutant(
-        "fixed blocks with holes are left",
+        "a block that others read is copied before rows move into it",
         ROOM + "compaction.py",
-        "vacated = {place for place in fixed if holes.get(place)}",
-        "vacated = set[int]()",
+        "if holes[place] and place in fixed]",
+        "if False]",
         (COMPACTION + "test_what_is_kept_fills_whole_blocks",),
     ),
     Mutant(

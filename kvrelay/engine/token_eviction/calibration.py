@@ -19,6 +19,8 @@ from kvrelay.errors import ConfigError
 
 # Tokens, at most.
 LENGTH = 512
+# Fewer tokens of the text do not tell what is usual: its words are unknown to the tokenizer.
+_LEAST = 16
 # Positions between the two runs of the check.
 _APART = 64
 # Largest relative difference of the first layer's queries, once they are turned back.
@@ -74,13 +76,25 @@ def query_centres(
 
 
 def _tokens(loaded: LoadedModel, room: int) -> list[int]:
-    """Tokens of the text, or any tokens if the model has no tokenizer. Leaves positions for the
-    check.
+    """Tokens of the text, or any tokens if the model has no tokenizer for it. Leaves positions for
+    the check.
     """
     room = max(1, min(room, loaded.max_model_len - _APART))
-    path = Path(loaded.folder or "", "tokenizer.json")
-    if loaded.folder and path.exists():
-        tokens = Tokenizer.from_file(str(path)).encode(TEXT).ids
-        return [token for token in tokens if token < loaded.vocab_size][:room]
+    tokens = _tokens_of_text(loaded)[:room]
+    if len(tokens) >= min(room, _LEAST):
+        return tokens
     generator = random.Random(0)
     return [generator.randrange(loaded.vocab_size) for _ in range(room)]
+
+
+def _tokens_of_text(loaded: LoadedModel) -> list[int]:
+    """Empty if the model has no tokenizer that can read the text."""
+    path = Path(loaded.folder or "", "tokenizer.json")
+    if not loaded.folder or not path.exists():
+        return []
+    try:
+        tokens = Tokenizer.from_file(str(path)).encode(TEXT).ids
+    # Tokenizers raise nothing more specific.
+    except Exception:  # noqa: BLE001
+        return []
+    return [token for token in tokens if token < loaded.vocab_size]

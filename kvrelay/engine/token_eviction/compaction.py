@@ -8,7 +8,7 @@ rows move.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -41,7 +41,10 @@ def compact(
 
     dropped: rows of full blocks, a multiple of block_size in number. The last block, if it is not
     full, and blocks after it stay at the end of the table. fixed: places of blocks that must not be
-    written, since others read them too.
+    written, since others read them too. Where rows would move into one, it is copied first.
+
+    The order of the rows does not depend on `fixed`: attention adds in this order, and its rounding
+    would choose other tokens at the next eviction.
     """
     assert len(dropped) % block_size == 0, f"{len(dropped)} tokens are not whole blocks"
     full = num_rows // block_size
@@ -50,30 +53,26 @@ def compact(
     holes: dict[int, list[int]] = {place: [] for place in range(full)}
     for row in sorted(gone):
         holes[row // block_size].append(row % block_size)
-    vacated = _vacated(holes, set(fixed), len(gone) // block_size)
-    num_spare = len(vacated) - len(gone) // block_size
+    emptiest = sorted(holes, key=lambda place: (-len(holes[place]), -place))
+    vacated = set(emptiest[: len(gone) // block_size])
     kept = [place for place in range(full) if place not in vacated]
-    spare = range(num_blocks, num_blocks + num_spare)
-    targets = [(place, offset) for place in kept for offset in holes[place]]
-    targets += [(place, offset) for place in spare for offset in range(block_size)]
-    moving = [
-        row
-        for place in sorted(vacated)
-        for row in range(place * block_size, (place + 1) * block_size)
-        if row not in gone
-    ]
-    moves = tuple((row, *target) for row, target in zip(moving, targets, strict=True))
-    places = (*kept, *spare, *range(full, num_blocks))
-    return Compaction(
-        moves, places, _rows(moves, places, num_rows - len(gone), block_size), num_spare
-    )
+    copied = [place for place in kept if holes[place] and place in fixed]
+    # The place of each block after the moves, by its place before.
+    after = {place: place for place in kept} | {
+        place: num_blocks + number for number, place in enumerate(copied)
+    }
 
+    def survivors(places: Iterable[int]) -> list[int]:
+        rows = (place * block_size + offset for place in places for offset in range(block_size))
+        return [row for row in rows if row not in gone]
 
-def _vacated(holes: dict[int, list[int]], fixed: set[int], count: int) -> set[int]:
-    """At least `count` places: fixed ones with holes, and those with the most holes."""
-    vacated = {place for place in fixed if holes.get(place)}
-    others = sorted(holes.keys() - vacated, key=lambda place: (-len(holes[place]), -place))
-    return vacated | set(others[: max(0, count - len(vacated))])
+    targets = [(after[place], offset) for place in kept for offset in holes[place]]
+    moving = survivors(sorted(vacated))
+    copies = [(row, after[row // block_size], row % block_size) for row in survivors(copied)]
+    moves = (*copies, *((row, *to) for row, to in zip(moving, targets, strict=True)))
+    places = (*(after[place] for place in kept), *range(full, num_blocks))
+    rows = _rows(moves, places, num_rows - len(gone), block_size)
+    return Compaction(moves, places, rows, len(copied))
 
 
 def _rows(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# Tokens whose queries are kept. SnapKV (Li et al., 2024) takes 16 to 64.
-WINDOW = 16
+from kvrelay.types.eviction import WINDOW
 
 
 class RecentQueries:

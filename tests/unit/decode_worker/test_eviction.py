@@ -5,6 +5,7 @@ their memory comes back.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,15 +13,24 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.speculation import Answers, answers, check_aborts, check_moves, local, settled
+from support.speculation import (
+    Answers,
+    answers,
+    by_hand_off,
+    check_aborts,
+    check_moves,
+    local,
+    settled,
+)
 from support.tiny_models import MAX_LEN
-from support.worker_harness import load_of, workers
+from support.worker_harness import Session, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.token_eviction.evictor import TokenEvictor
+from kvrelay.engine.token_eviction.compaction import Compaction
+from kvrelay.engine.token_eviction.evictor import Overfull, TokenEvictor
 from kvrelay.errors import Code
-from kvrelay.messages import Failed, RunLocal, TokenBatch
+from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types.eviction import EvictionMethod
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 
@@ -103,6 +113,62 @@ async def test_a_sequence_goes_on_elsewhere_as_it_would_have(
 ) -> None:
     settings = config(method)
     await check_moves(tiny_model("llama"), settings, specs(12, seed=1), seed=2, plain=settings)
+
+
+@METHODS
+async def test_a_sequence_that_joins_while_another_evicts_evicts_in_time(
+    tiny_model: Callable[..., Path], method: EvictionMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts beyond the budget evict before their first step, and several hand-offs end while one
+    of them does.
+    """
+    sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    draw = random.Random(5)
+    requests = [
+        SequenceSpec(f"r{n}", 0, tuple(draw.choices(range(2, 120), k=length)), length, sampling)
+        for n, length in enumerate([144, 130, 144, 150, 144, 128, 144, 135])
+    ]
+    expected, _, _ = await local(tiny_model("llama"), config(method), requests[:1])
+    for one in requests[1:]:
+        expected |= (await local(tiny_model("llama"), config(method), [one]))[0]
+    plan = TokenEvictor.plan
+
+    def slow(self: TokenEvictor, sequence: Overfull) -> Compaction:
+        time.sleep(0.1)
+        return plan(self, sequence)
+
+    monkeypatch.setattr(TokenEvictor, "plan", slow)
+    async with workers(tiny_model("llama"), config(method), "prefill-0", "decode-0") as running:
+        prefill = await running.session("prefill-0")
+        decode = await running.session("decode-0")
+        for one in requests:
+            await decode.send(Reserve(one, 10.0, "prefill-0"))
+        for one in requests:
+            reserved = await decode.event()
+            assert isinstance(reserved, Reserved)
+            await prefill.send(Prefill(one, reserved.target))
+        first = await first_tokens(prefill, len(requests))
+        rest = await later_tokens(decode, len(requests))
+        await settled(running)
+    found = {name: ((first[name], *tokens), end) for name, (tokens, end) in rest.items()}
+    assert differing(found, expected) == []
+
+
+async def test_a_hand_off_without_the_last_queries_evicts_later(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """The router does not ask for it, but no request may fail from it."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    one = SequenceSpec("r0", 1, tuple(range(2, 125)), 100, sampling)
+    settings = config("attention")
+    async with workers(tiny_model("llama"), settings, "prefill-0", "decode-0") as running:
+        prefill = await running.session("prefill-0")
+        decode = await running.session("decode-0")
+        tokens, finish = await by_hand_off(prefill, decode, one, until=MAX_LEN)
+        await settled(running)
+        load = await load_of(decode.info)
+    assert (len(tokens), finish) == (80 - 23, "length")
+    assert load.dropped_tokens > 0
 
 
 @METHODS
@@ -233,6 +299,34 @@ async def test_a_sequence_that_cannot_be_compacted_fails_alone(
                     ended[one.request_id] = one.finish_reason
         await settled(running)
     assert sorted(map(str, ended.values())) == sorted(map(str, [Code.INTERNAL, "length", "length"]))
+
+
+async def first_tokens(prefill: Session, count: int) -> dict[str, int]:
+    """The tokens that a prefill worker samples, by request id, once all are handed off."""
+    found: dict[str, int] = {}
+    handed = 0
+    while handed < count:
+        event = await prefill.event()
+        if isinstance(event, HandedOff):
+            handed += 1
+            continue
+        assert isinstance(event, TokenBatch), event
+        found |= {one.request_id: one.token_ids[0] for one in event.sequences}
+    return found
+
+
+async def later_tokens(decode: Session, count: int) -> Answers:
+    """The answers after their first tokens."""
+    tokens: dict[str, list[int]] = {}
+    finished: Answers = {}
+    while len(finished) < count:
+        event = await decode.event()
+        assert isinstance(event, TokenBatch), event
+        for one in event.sequences:
+            tokens.setdefault(one.request_id, []).extend(one.token_ids)
+            if one.finish_reason is not None:
+                finished[one.request_id] = tuple(tokens[one.request_id]), one.finish_reason
+    return finished
 
 
 def memory_for(blocks: int) -> str:

@@ -64,3 +64,14 @@ def test_few_rows_move(case: tuple[list[int], int, int, int, set[int]]) -> None:
     if not fixed:
         assert plan.num_spare == 0
         assert len(plan.moves) == sum(survivors[: len(dropped) // size])
+
+
+@given(cases())
+def test_the_order_does_not_depend_on_what_others_read(
+    case: tuple[list[int], int, int, int, set[int]],
+) -> None:
+    """Whether the prefix cache has the same blocks already is a matter of other requests."""
+    dropped, num_rows, num_blocks, size, fixed = case
+    plan = compact(dropped, num_rows, num_blocks, size, fixed)
+    assert plan.rows == compact(dropped, num_rows, num_blocks, size, ()).rows
+    assert plan.num_spare <= len(fixed)

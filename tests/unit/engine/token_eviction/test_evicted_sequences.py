@@ -5,12 +5,14 @@ for every method, kernel and KV dtype.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+import tokenizers
 import torch
 from support.tiny_models import VOCAB
 from transformers import AutoModelForCausalLM
@@ -177,3 +179,20 @@ def test_triattention_is_refused_without_rotary_embeddings_of_its_order(
 ) -> None:
     with pytest.raises(ConfigError, match=r"kv\.eviction: triattention needs rotary"):
         ModelRunner.load(str(tiny_model(kind)), kv_bytes=1 << 20, eviction="triattention")
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        tokenizers.Tokenizer(tokenizers.models.WordLevel({"w": 0}, unk_token="none")).to_str(),
+        tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(),
+    ],
+    ids=["without the words", "empty"],
+)
+def test_triattention_needs_no_tokenizer_that_knows_its_text(
+    tiny_model: Callable[..., Path], tmp_path: Path, tokenizer: str
+) -> None:
+    folder = shutil.copytree(tiny_model(), tmp_path / "model")
+    (folder / "tokenizer.json").write_text(tokenizer)
+    with evicting(folder, "triattention") as runner:
+        assert runner.evictor is not None

@@ -38,13 +38,15 @@ from router.core.request import Request
 from router.core.workers.worker_table import FULL_FOR_S
 
 
-def dispatcher(*workers: str, **router: object) -> Dispatcher:
+def dispatcher(
+    *workers: str, eviction: dict[str, object] | None = None, **router: object
+) -> Dispatcher:
     """With workers named d0, d1 (decode) and p0, p1 (prefill)."""
     config = ClusterConfig.model_validate(
         {
             "router": {"local_below_tokens": 8} | router,
             "decode": {"max_batch": 4},
-            "kv": {"block_size": 16},
+            "kv": {"block_size": 16, "eviction": eviction},
         }
     )
     made = Dispatcher(config)
@@ -53,11 +55,13 @@ def dispatcher(*workers: str, **router: object) -> Dispatcher:
     return made
 
 
-@pytest.mark.parametrize(("emitted", "local"), [(1, False), (88, False), (89, True), (300, True)])
+@pytest.mark.parametrize(("emitted", "local"), [(1, False), (72, False), (73, True), (300, True)])
 def test_a_sequence_beyond_the_kv_budget_goes_on_at_a_decode_worker(
     emitted: int, local: bool
 ) -> None:
-    """Only there it drops the same tokens. It has 40 prompt tokens and a budget of 128."""
+    """Only there it drops the same tokens, and has the queries of the 16 tokens before. It has 40
+    prompt tokens and a budget of 128.
+    """
     made = Dispatcher(
         ClusterConfig.model_validate(
             {
@@ -345,6 +349,18 @@ def test_worker_that_failed_a_request_is_avoided_by_it() -> None:
     ((_, first),) = placements(submit(made, request("a")))
     ((_, second),) = placements(made.on_event(first, Failed("a", 1, Code.INTERNAL, "broken"), 0.1))
     assert second != first
+
+
+@pytest.mark.parametrize(("emitted", "path"), [(12, "disaggregated"), (13, "local")])
+def test_an_answer_near_its_budget_goes_on_where_its_queries_are_computed(
+    emitted: int, path: str
+) -> None:
+    """A hand-off does not bring the queries of the last 16 tokens before the budget of 128."""
+    made = dispatcher("d0", "p0", eviction={"budget_tokens": 128})
+    resumed = replace(request("a", tuple(range(100))), resume=tuple(range(emitted)))
+    life, _ = made.submit(resumed, 0.0)
+    assert life.assignment is not None
+    assert life.assignment.path == path
 
 
 def test_suspects_run_one_at_a_time() -> None:
