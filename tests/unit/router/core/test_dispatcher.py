@@ -55,41 +55,12 @@ def dispatcher(
     return made
 
 
-@pytest.mark.parametrize(("emitted", "local"), [(1, False), (72, False), (73, True), (300, True)])
-def test_a_sequence_beyond_the_kv_budget_goes_on_at_a_decode_worker(
-    emitted: int, local: bool
-) -> None:
-    """Only there it drops the same tokens, and has the queries of the 16 tokens before. It has 40
-    prompt tokens and a budget of 128.
-    """
-    made = Dispatcher(
-        ClusterConfig.model_validate(
-            {
-                "router": {"local_below_tokens": 8},
-                "kv": {"block_size": 16, "eviction": {"budget_tokens": 128}},
-            }
-        )
-    )
-    for name in ("d0", "p0"):
-        made.worker_found(worker_info(name, pool_of(name)), 0.0)
-    resumed = replace(request("r", LONG), resume=tuple(range(emitted)))
-    commands = [one.command for one in submit(made, resumed) if isinstance(one, Send)]
-    assert [type(one) for one in commands] == [RunLocal if local else Reserve]
-
-
 @pytest.mark.parametrize(("eviction", "placed"), [(None, 0), ({"budget_tokens": 128}, 1)])
 def test_a_long_answer_takes_the_room_that_its_kv_takes(
     eviction: dict[str, int] | None, placed: int
 ) -> None:
     """The worker has room for 256 tokens; one request has 240 and another 40."""
-    made = Dispatcher(
-        ClusterConfig.model_validate(
-            {
-                "router": {"local_below_tokens": 8},
-                "kv": {"block_size": 16, "eviction": eviction},
-            }
-        )
-    )
+    made = dispatcher(eviction=eviction)
     info = worker_info("d0", "decode")
     load = replace(info.load, blocks_total=16)
     made.worker_found(replace(info, load=load, block_size=16), 0.0)
