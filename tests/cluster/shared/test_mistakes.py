@@ -160,7 +160,7 @@ def test_the_sdk_names_the_bad_argument(tmp_path: Path) -> None:
         ({"prompt": "a", "temperature": "hot"}, "temperature: 'hot': it must be a number"),
         ({"token_ids": "abc"}, "token_ids: it must be a whole number"),
         ({"prompt": "a", "stop": 5}, "stop: 5 is invalid: it must be a list"),
-        ({"messages": "hi"}, 'each message must be {"role": "user", "content": "text"} or'),
+        ({"messages": "hi"}, 'each message must be {"role": "user", "content": "text"}, or'),
         ({"messages": [{"rol": "user"}]}, 'each message must be {"role": "user"'),
     ],
 )
