@@ -68,6 +68,7 @@ class Eviction:
         failure = None
         try:
             await self._compact(sequence)
+        # Whatever is raised is about this sequence.
         except Exception as error:
             failure = error
             log.error("eviction_failed", request=sequence.spec.request_id, exc_info=error)

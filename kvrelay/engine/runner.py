@@ -103,9 +103,9 @@ class ModelRunner:
         elif without_kernels:
             self._forward = TorchForward(loaded.model, kv, self.adapters.step)
         else:
-            self._forward = NativeForward(
-                loaded.model, kv, self.adapters.step, watched=eviction is not None
-            )
+            # The only method that needs queries while sequences decode.
+            watched = eviction == "attention"
+            self._forward = NativeForward(loaded.model, kv, self.adapters.step, watched=watched)
             self.not_captured = self._forward.not_captured
         # Drops tokens of sequences; None without eviction.
         self.evictor: TokenEvictor | None = (

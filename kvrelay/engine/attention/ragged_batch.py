@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvrelay.engine.attention.reference_attention import explicit_attention
 from kvrelay.engine.base.kv_memory import KvPool, LayerViews
 from kvrelay.engine.base.quantised_kv import dequantise, quantise
-from kvrelay.engine.base.step_input import OnLayer, Part
+from kvrelay.engine.base.step_input import OnLayer, Part, show_queries
 
 
 class RaggedPart(Protocol):
@@ -71,10 +71,7 @@ class RaggedBatch:
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self.on_layer is not None:
             self.on_layer(layer_index)
-        for one in self.asking:
-            assert one.queries is not None
-            rows = slice(one.row, one.row + one.new)
-            one.queries.add(layer_index, query[0, :, rows], scale)
+        show_queries(self.asking, layer_index, query, scale)
         heads, groups = key.shape[1], query.shape[1] // key.shape[1]
         query = query[0].view(heads, groups, *query.shape[2:])
         sinks = None if sinks is None else sinks.view(heads, groups)

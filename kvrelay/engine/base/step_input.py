@@ -44,6 +44,13 @@ class Part:
         return self.past + self.new
 
 
+def show_queries(parts: Sequence[Part], layer: int, query: torch.Tensor, scale: float) -> None:
+    """Gives each part that asks for them its queries of a layer; query [1, Hq, T, Dk]."""
+    for part in parts:
+        if part.queries is not None:
+            part.queries.add(layer, query[0, :, part.row : part.row + part.new], scale)
+
+
 OnLayer = Callable[[int], None]
 """Told in the engine's thread that a layer's new KV is stored, or, on a GPU, will be before
 whatever is asked of it next. Layers come in order; short steps may leave it out."""

@@ -73,8 +73,8 @@ class NativeForward:
         watched: bool = False,
     ) -> None:
         """`adapters` is read by the layers that adapters change. Steps without adapters have
-        captured graphs of their own, which do not contain the updates. watched: whether steps tell
-        the queries of parts that ask for them.
+        captured graphs of their own, which do not contain the updates. watched: whether captured
+        steps tell the queries of parts that ask for them.
         """
         self._model = model
         self._adapters = adapters or StepAdapters()

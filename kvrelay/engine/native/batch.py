@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.engine.base.step_input import OnLayer, Part
+from kvrelay.engine.base.step_input import OnLayer, Part, show_queries
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES
 from kvrelay.engine.native.ops import FLOATS
@@ -30,7 +30,9 @@ class PagedBatch:
     """
 
     def __init__(self, kv: KvPool, *, watched: bool = False) -> None:
-        """watched: whether steps tell the queries of parts that ask for them."""
+        """watched: whether captured steps tell the queries of parts that ask for them. Other steps
+        always do.
+        """
         self._kv = kv
         self._watched = watched
         # Parts that ask for the queries of this step.
@@ -85,7 +87,7 @@ class PagedBatch:
             aside(lambda: self._tell(layer_index))
         sinks = None if sinks is None else sinks.float().contiguous()
         query = query if query.stride(3) == 1 else query.contiguous()
-        if self._watched:
+        if self._watched or self._asking:
             aside(partial(self._show, layer_index, scale), query)
         if self._kv.layout.dtype == "int4":
             query = _rotated(query)
@@ -123,10 +125,7 @@ class PagedBatch:
 
     def _show(self, layer_index: int, scale: float, query: torch.Tensor) -> None:
         """query [1, Hq, T, Dk]."""
-        for part in self._asking:
-            assert part.queries is not None
-            rows = slice(part.row, part.row + part.new)
-            part.queries.add(layer_index, query[0, :, rows], scale)
+        show_queries(self._asking, layer_index, query, scale)
 
     def _store(
         self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None
