@@ -181,7 +181,7 @@ class DraftModelProposer:
         if missing <= 0:
             return True
         for other in [one for one in self._kv if one not in wanted]:
-            if missing <= self._pool.num_available:
+            if missing <= self._pool.units_available:
                 break
             self._release(other)
         try:

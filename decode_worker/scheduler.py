@@ -96,14 +96,14 @@ class DecodeScheduler(Scheduler):
         """Whether a sequence decodes."""
         return any(one.uncomputed == 1 for one in self._active)
 
-    def blocks_awaited(self, priority: int) -> int:
-        """The blocks with which the oldest waiting sequence of this urgency or a higher one can
-        start; 0 if none waits.
+    def units_awaited(self, priority: int) -> int:
+        """The units of memory with which the oldest waiting sequence of this urgency or a higher
+        one can start; 0 if none waits.
         """
         first = self._waiting[0] if self._waiting else None
         if first is None or first.spec.priority > priority:
             return 0
-        return first.blocks_missing(self._held(first)) + len(self._active)
+        return first.units_missing(self._cache, self._held(first)) + self._spare
 
     def prompt_tokens_per_second(self, answering: float, now: float) -> float | None:
         """Returns the rate at which a prompt would be computed: 0 if the answers leave no time,
@@ -235,14 +235,14 @@ class DecodeScheduler(Scheduler):
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Takes blocks for all tokens, if that leaves a spare block for each active sequence."""
         pool = self._cache.pool
-        state = sequence, pool.num_available, pool.num_contents, len(self._active)
+        state = sequence, pool.units_available, pool.num_contents, len(self._active)
         # The search for a cached prefix takes long, so it is not repeated in vain.
         if state == self._no_room:
             return False
         budget = self._token_budget
         sequence.take_prefix(self._cache, None if budget is None else budget.cacheable(sequence))
-        missing = sequence.blocks_missing(self._held(sequence))
-        if missing + len(self._active) > pool.num_available:
+        missing = sequence.units_missing(self._cache, self._held(sequence))
+        if missing + self._spare > pool.units_available:
             sequence.drop_blocks(self._cache)
             self._no_room = state
             return False
@@ -259,7 +259,8 @@ class DecodeScheduler(Scheduler):
         if self._drafter is None or len(self._active) > self._drafter.max_batch:
             return ()
         length = len(sequence.tokens)
-        spare = max(0, self._cache.pool.num_available - len(self._active))
+        pool = self._cache.pool
+        spare = max(0, pool.units_available - self._spare) // pool.units.all
         room = (len(sequence.blocks) + spare) * self._cache.block_size
         room -= length - sequence.num_dropped
         if self._token_budget is not None:
@@ -267,6 +268,11 @@ class DecodeScheduler(Scheduler):
         draft = self._drafter.draft(sequence, room)
         sequence.take_blocks(self._cache, length + len(draft))
         return draft
+
+    @property
+    def _spare(self) -> int:
+        """Units of memory of a block for each active sequence."""
+        return len(self._active) * self._cache.pool.units.all
 
     def _held(self, sequence: Sequence) -> int:
         """The tokens up to which the sequence needs blocks."""

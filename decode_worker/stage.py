@@ -182,7 +182,9 @@ class DecodeStage(Stage):
             waiting=waiting,
             leases=len(self._leases),
             blocks_leased=leased,
-            busy_share=self._busy_share((blocks.num_held - leased) / blocks.num_blocks),
+            busy_share=self._busy_share(
+                (blocks.units_held - leased * blocks.units.all) / blocks.capacity
+            ),
             preemptions=self.scheduler.preemptions,
             dropped_tokens=0 if self._eviction is None else self._eviction.tokens_dropped,
             prompt_tokens_per_second=self.scheduler.prompt_tokens_per_second(
@@ -242,16 +244,23 @@ class DecodeStage(Stage):
         sequence.scores = None
         sequence.take_prefix(cache)
         cached_blocks = len(sequence.blocks)
+        num_tokens = len(sequence.tokens)
         # Checked before, because taking blocks evicts cached ones.
-        missing = sequence.blocks_missing(len(sequence.tokens))
-        if missing + self.scheduler.blocks_awaited(spec.priority) > cache.pool.num_available:
+        missing = sequence.units_missing(cache, num_tokens, num_tokens)
+        if missing + self.scheduler.units_awaited(spec.priority) > cache.pool.units_available:
             sequence.drop_blocks(cache)
             session.send(Refused(*spec.key, "full"))
             return
-        sequence.take_blocks(cache, len(sequence.tokens))
+        sequence.take_blocks(cache, num_tokens, num_tokens)
         now = self._context.clock.now()
         lease = self._leases.grant(
-            spec.key, sequence.blocks, cached_blocks, lease_seconds, now, adapter=spec.adapter
+            spec.key,
+            sequence.blocks,
+            cached_blocks,
+            lease_seconds,
+            now,
+            adapter=spec.adapter,
+            num_tokens=num_tokens,
         )
         target = self.inbound.target(lease, sequence.num_computed, prefill_worker)
         answer = Reserved(*spec.key, target)
@@ -278,7 +287,7 @@ class DecodeStage(Stage):
         """Reads a prefix from the tiers, if that leaves the active and the waiting sequences their
         blocks. Then the sequence runs.
         """
-        spare = len(self.scheduler) + self.scheduler.blocks_awaited(sequence.spec.priority)
+        spare = len(self.scheduler) + self.scheduler.units_awaited(sequence.spec.priority)
         try:
             await tiers.fetch(sequence, spare_blocks=spare)
         finally:

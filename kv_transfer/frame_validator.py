@@ -15,7 +15,8 @@ from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 class FrameValidator:
     """Checks that frames come in order, that they bring each layer of each missing block once and
-    in order, and that none is missing at the commit.
+    in order, and that none is missing at the commit. Windowed layers are missing only from the
+    lease's first block that needs them.
 
     Blocks are counted in the sender's layout, `theirs`. Every violation raises DataLoss.
     """
@@ -26,7 +27,9 @@ class FrameValidator:
         self._theirs = theirs
         self._first = lease.cached_blocks * ours.block_size // theirs.block_size
         self._end = math.ceil(len(lease.blocks) * ours.block_size / theirs.block_size)
-        # Block -> number of its layers that have arrived.
+        # Windowed layers of earlier blocks are not sent.
+        self._windows_from = theirs.first_block(lease.num_tokens)
+        # Block -> the layer after the last that has arrived.
         self._layers: dict[int, int] = {}
         self._frames = 0
         self._digest = xxhash.xxh3_64()
@@ -59,12 +62,23 @@ class FrameValidator:
                 f"on; the model has {num_layers} layers"
             )
         blocks = range(frame.first, frame.first + frame.count)
-        due = {self._layers.get(block, 0) for block in blocks}
+        due = {self._next_layer(block) for block in blocks}
+        end = first + frame.num_layers
+        if frame.first < self._windows_from and any(self._theirs.windows[first:end]):
+            raise DataLoss(
+                f"frame {frame.sequence} contains windowed layers of block {frame.first}; the "
+                f"lease takes them from block {self._windows_from} on"
+            )
         if due != {frame.first_layer}:
             raise DataLoss(
                 f"frame {frame.sequence} starts at layer {frame.first_layer}, and expected "
                 f"layer {max(due)}; a frame is missing or repeated"
             )
+
+    def _next_layer(self, block: int) -> int:
+        """The next layer of the block that is due; the number of layers if there is none."""
+        layer = self._layers.get(block, 0)
+        return layer if block >= self._windows_from else self._theirs.kept_from(layer)
 
     def add(self, frame: KvBlocks) -> None:
         """Records that the frame's KV has been written to its blocks."""
@@ -88,7 +102,7 @@ class FrameValidator:
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
         # A lease without writable blocks needs no frames, even if its cached part ends within a
         # block of the sender.
-        missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
+        missing = sum(self._next_layer(block) < len(self._theirs.layers) for block in wanted)
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
         digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)

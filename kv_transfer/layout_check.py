@@ -28,6 +28,11 @@ class LayoutCheck:
         """
         if opening.layout_hash == self.layout_hash:
             return self.layout
+        if self.layout.windows:
+            raise FailedPrecondition(
+                "this worker keeps the KV of sliding windows only as long as it is needed; both "
+                "workers need the same version of kvrelay, kv.dtype and kv.block_size"
+            )
         model_id = self.model_id
         if not opening.protocol.version and self.sampled_model_id:
             model_id = self.sampled_model_id
@@ -51,6 +56,11 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
     if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
         raise FailedPrecondition(
             f"the sender's KV heads cannot be divided evenly among {theirs.ranks} ranks"
+        )
+    if theirs.windows:
+        raise FailedPrecondition(
+            "the sender keeps the KV of sliding windows only as long as it is needed, and this "
+            "worker keeps all of it; both workers need the same configuration"
         )
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE
     fits = (

@@ -30,6 +30,8 @@ class Lease:
     seconds: float = 0.0
     # Hash of the files of the sequence's adapter; empty for the base model.
     adapter: str = ""
+    # Tokens whose KV the blocks will hold; 0 if the commit says how many.
+    num_tokens: int = 0
 
     @property
     def writable(self) -> tuple[int, ...]:
@@ -84,12 +86,23 @@ class LeaseTable:
         *,
         partial: bool = False,
         adapter: str = "",
+        num_tokens: int = 0,
     ) -> Lease:
         """Grants a lease on `blocks`, which the caller holds, for `seconds`. The table owns them
         until commit or release.
         """
         number = next(self._numbers)
-        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial, seconds, adapter)
+        lease = Lease(
+            lease_id=number,
+            generation=number,
+            key=key,
+            blocks=tuple(blocks),
+            cached_blocks=cached_blocks,
+            partial=partial,
+            seconds=seconds,
+            adapter=adapter,
+            num_tokens=num_tokens,
+        )
         self._entries[lease.lease_id] = _Entry(lease, now + seconds)
         return lease
 

@@ -24,6 +24,11 @@ class PrefixCache(Protocol):
 
     block_size: int
 
+    @property
+    def shares(self) -> bool:
+        """Whether other workers may have the blocks."""
+        ...
+
     def find(self, token_ids: Sequence[int], salt: str, adapter: str) -> list[int]:
         """The longest cached prefix of these tokens, with a hold on each block."""
         ...
@@ -74,6 +79,8 @@ class PrefixExport:
         ours().check(request.protocol, request.target.worker_id)
         check_capability(self.key, self._grant(request), request.capability)
         self._check_tokens(request)
+        if not self._cache.shares:
+            raise NotFound("blocks with sliding windows are not given to other workers")
         first = request.target.cached_tokens // self._cache.block_size
         blocks = self._cache.find(request.token_ids, request.salt, request.adapter)
         try:

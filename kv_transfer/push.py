@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,12 @@ class Push:
         target: HandoffTarget,
         attempt: PushAttempt,
         adapter: str = "",
+        num_tokens: int = 0,
     ) -> None:
+        """num_tokens: of the prompt, for layouts with windows."""
         self.error: KvRelayError | None = None
+        # The first block of the sequence whose windowed layers are sent.
+        self.windows_from = sender.arena.layout.first_block(num_tokens)
         self._sender = sender
         self._key = key
         self._target = target
@@ -70,13 +74,27 @@ class Push:
 
     def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
         """Queues the sequence's blocks `first`, `first` + 1, ..., whose KV is complete in these
-        layers, or in all.
+        layers, or in all. Windowed layers are sent from block `windows_from` on.
         """
         if blocks:
             if self._first_sent_at is None:
                 self._first_sent_at = self._sender.clock.now()
             layers = layers or Layers(0, len(self._sender.arena.layout.layers))
-            self._frames.add(Run(first, tuple(blocks), layers))
+            for run in self._runs(Run(first, tuple(blocks), layers)):
+                self._frames.add(run)
+
+    def _runs(self, run: Run) -> Iterator[Run]:
+        """The parts of the run that the decode worker needs."""
+        layout, early = self._sender.arena.layout, max(0, self.windows_from - run.first)
+        first, end = run.layers.first, run.layers.first + run.layers.num
+        while early and (first := layout.kept_from(first)) < end:
+            last = first + 1
+            while last < end and layout.kept_from(last) == last:
+                last += 1
+            yield Run(run.first, run.blocks[:early], Layers(first, last - first))
+            first = last
+        if run.blocks[early:]:
+            yield Run(run.first + early, run.blocks[early:], run.layers)
 
     async def opened(self) -> None:
         """Returns when the decode worker has accepted the push, or the push has failed."""

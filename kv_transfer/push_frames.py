@@ -39,6 +39,9 @@ class PushFrames:
     def __init__(self, layout: KvLayout) -> None:
         # Set once the peer may have the frame.
         self.commit_frame: KvCommit | None = None
+        # Number of queued blocks, and the place after the last.
+        self.num_blocks = 0
+        self._end = 0
         self._layout = layout
         self._runs: list[Run] = []
         # First token, number of tokens.
@@ -51,15 +54,15 @@ class PushFrames:
         """KV bytes that the current or last attempt has packed."""
         return 0 if self._packer is None else self._packer.num_bytes
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of queued blocks."""
-        return sum(len(run.blocks) for run in self._runs if run.layers.first == 0)
-
     def add(self, run: Run) -> None:
-        """Queues a run."""
+        """Queues a run. The blocks of a run follow those of the earlier ones, or are their last
+        blocks in further layers.
+        """
         assert self._ending is None, "no blocks after the commit"
         self._runs.append(run)
+        end = run.first + len(run.blocks)
+        self.num_blocks += max(0, end - max(self._end, run.first))
+        self._end = max(self._end, end)
         self.wake()
 
     def end(self, first_token: int, num_tokens: int) -> None:

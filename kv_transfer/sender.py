@@ -60,9 +60,12 @@ class Sender:
         self._served = ServedArena(arena, host)
         memory.register_sender(arena)
 
-    def open(self, key: tuple[str, int], target: HandoffTarget, adapter: str = "") -> Push:
+    def open(
+        self, key: tuple[str, int], target: HandoffTarget, adapter: str = "", num_tokens: int = 0
+    ) -> Push:
         """Starts a push of KV that is computed with the adapter, without waiting for the peer.
-        Raises Unimplemented for a transport that cannot work.
+        num_tokens: of the prompt, for layouts with windows. Raises Unimplemented for a transport
+        that cannot work.
         """
         transport, why = choose_transport(
             target.transport,
@@ -72,7 +75,7 @@ class Sender:
             target_device=target.device,
             tls=self._credentials is not None,
         )
-        return Push(self, key, target, PushAttempt(transport, why), adapter)
+        return Push(self, key, target, PushAttempt(transport, why), adapter, num_tokens)
 
     @contextmanager
     def outbound(self, transport: str, target: HandoffTarget) -> Iterator[Outbound]:
@@ -117,7 +120,8 @@ class Sender:
             layout_hash=layout_hash,
             transport=transport,
             model_id=model_id,
-            layout=self.arena.layout,
+            # Blocks without their windowed parts can be taken only as they are.
+            layout=None if self.arena.layout.windows else self.arena.layout,
             sender=self.worker_id,
             capability=target.capability,
             protocol=protocol,

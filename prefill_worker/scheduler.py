@@ -80,7 +80,7 @@ class PrefillScheduler(Scheduler):
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         pool = self._cache.pool
-        state = sequence, pool.num_available, pool.num_contents
+        state = sequence, pool.units_available, pool.num_contents
         # The search for a cached prefix takes long, so it is not repeated in vain.
         if state == self._no_room:
             return False

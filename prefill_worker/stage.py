@@ -43,6 +43,8 @@ class Relay:
     target: HandoffTarget
     push: Push | None = None
     held: list[int] = field(default_factory=list)
+    # The places of those whose windowed parts are held, too.
+    window: range = range(0)
     # Blocks of the sequence that were given to the push, or that the target has cached.
     pushed: int = 0
     # Pushed layers of the blocks that the running step computes.
@@ -95,7 +97,9 @@ class PrefillStage(Stage):
         self._relays[key] = relay
         # The scores of a prompt come from computing all of it.
         scored = relay.sequence.scores is not None
-        if scored or not self.fetches or (command.source is None and self._tiers is None):
+        # Other workers' blocks may lack their windowed parts.
+        fetches = self.fetches and self._context.cache.windows is None
+        if scored or not fetches or (command.source is None and self._tiers is None):
             self._schedule(relay)
         else:
             relay.fetching = self._spawn(self._fetch(relay, command.source))
@@ -119,10 +123,13 @@ class PrefillStage(Stage):
         before the first blocks are computed.
         """
         relay.fetching = None
-        key = relay.sequence.spec.key
+        spec = relay.sequence.spec
+        key = spec.key
         self.scheduler.add(relay.sequence)
         try:
-            relay.push = self._context.sender.open(key, relay.target, relay.sequence.spec.adapter)
+            relay.push = self._context.sender.open(
+                key, relay.target, spec.adapter, len(spec.token_ids)
+            )
         except Unimplemented as error:
             self.abort(key)
             self._context.fail(key, error.code, error.message)
@@ -162,9 +169,20 @@ class PrefillStage(Stage):
             self._context.cache.pool.hold(relay.sequence.blocks)
             relay.held = list(relay.sequence.blocks)
         if end > relay.pushed and layers > relay.layers:
+            self._hold_windows(relay, push.windows_from, end)
             blocks = relay.sequence.blocks[relay.pushed : end]
             push.send(relay.pushed, blocks, Layers(relay.layers, layers - relay.layers))
             relay.layers = layers
+
+    def _hold_windows(self, relay: Relay, first: int, end: int) -> None:
+        """Holds the windowed parts that the push reads, from block `first` on."""
+        if self._context.cache.windows is None:
+            return
+        first = max(first, relay.pushed)
+        held = relay.window or range(first, first)
+        if end > held.stop:
+            self._context.cache.pool.hold_windows(relay.held[held.stop : end])
+            relay.window = range(held.start, end)
 
     def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
         """Pushes the blocks that this step filled; after the last chunk, commits. Raises the error
@@ -261,7 +279,7 @@ class PrefillStage(Stage):
             self._release(relay)
 
     def _release(self, relay: Relay) -> None:
-        self._context.cache.release(relay.held)
+        self._context.cache.release(relay.held, relay.window)
         self._context.work.set()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -12,6 +12,7 @@ from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Secti
 from kvrelay.types.workers import POOLS, PoolName
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
+_MOST_DRAFTS = 64
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 ToolFormatName = Literal[
     "auto",
@@ -250,6 +251,30 @@ class ModelSections(Section):
         heads, so both pools keep K and V if one has ranks.
         """
         return all(self.pool(pool).tensor_parallel == 1 for pool in POOLS)
+
+    @property
+    def whole_windows(self) -> str:
+        """Why workers keep all KV of layers with a sliding window; empty if they keep it only as
+        long as it is needed. Both pools do the same, so that they can exchange blocks.
+        """
+        kinds = [self.pool_kv(pool) for pool in POOLS]
+        if "vllm" in (self.prefill.engine, self.decode.engine):
+            return "vLLM has memory of its own"
+        if any(self.pool(pool).resources.num_gpus for pool in POOLS):
+            return "a pool has GPUs"
+        if not self.keeps_latents:
+            return "ranks share the KV of a token (tensor_parallel)"
+        if any(kv.tiers for kv in kinds):
+            return "tiers hold whole blocks (kv.tiers)"
+        if len({(kv.dtype, kv.block_size) for kv in kinds}) > 1:
+            return "blocks are converted, since the pools differ in kv.dtype or kv.block_size"
+        if self.transfer.transport == "nixl":
+            return "nixl registers the memory (transfer.transport)"
+        return ""
+
+    def step_tokens(self, pool: PoolName) -> int:
+        """The most new tokens of a sequence in a step of the pool, with drafts."""
+        return max(self.pool(pool).chunk_tokens, _MOST_DRAFTS + 1)
 
     @property
     def bound_to_pools(self) -> tuple[str, str] | None:

@@ -17,6 +17,8 @@ from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.engine.kernel_choice import why_without_kernels
+from kvrelay.engine.kvcache.prefix_cache import WindowRule
+from kvrelay.engine.kvcache.window_parts import num_blocks_in
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.kernel_modules import use_kernels
@@ -56,8 +58,12 @@ class ModelRunner:
         group: RankGroup | None = None,
         adapter_slots: int = 0,
         eviction: EvictionMethod | None = None,
+        kv_bytes: int | None = None,
+        windows: WindowRule | None = None,
     ) -> None:
-        """Selects the forward pass. With a group, `loaded` is this rank's share."""
+        """Selects the forward pass. With a group, `loaded` is this rank's share. kv_bytes: the
+        memory that KV may take, if that is less than the pool maps.
+        """
         self.layout = layout
         self.kv = kv
         self.num_blocks = kv.num_blocks
@@ -70,7 +76,9 @@ class ModelRunner:
         self.vocab_size = loaded.vocab_size
         self.grammars = Grammars(loaded.folder, loaded.vocab_size, loaded.eos_token_ids)
         self.weight_bytes = weight_bytes(loaded.model)
-        self.kv_bytes = layout.arena_bytes(kv.num_blocks)
+        self.kv_bytes = layout.arena_bytes(kv.num_blocks) if kv_bytes is None else kv_bytes
+        # Which blocks need their windowed parts; None if blocks have all parts.
+        self.windows = windows
         self.kernels = "torch" if without_kernels else "native"
         # The reason why kernels are not used, or empty.
         self.without_kernels = without_kernels
@@ -130,6 +138,7 @@ class ModelRunner:
         adapter_slots: int = 0,
         latents: bool = True,
         eviction: EvictionMethod | None = None,
+        step_tokens: int | None = None,
     ) -> ModelRunner:
         """Loads the model onto `device`, then continues as `of`. `threads` is set for the whole
         process. latents: as in `load_model`.
@@ -164,6 +173,7 @@ class ModelRunner:
             group=group,
             adapter_slots=adapter_slots,
             eviction=eviction,
+            step_tokens=step_tokens,
         )
 
     @classmethod
@@ -180,6 +190,7 @@ class ModelRunner:
         group: RankGroup | None = None,
         adapter_slots: int = 0,
         eviction: EvictionMethod | None = None,
+        step_tokens: int | None = None,
     ) -> ModelRunner:
         """Allocates up to `kv_bytes` for KV on the model's device. A function chooses the bytes
         when the model is loaded, and may raise ConfigError.
@@ -192,6 +203,8 @@ class ModelRunner:
         - max_model_len: limited to what the model allows.
         - adapter_slots: most adapters at a time; see `adapters`.
         - eviction: how `evictor` chooses tokens; None for no evictor.
+        - step_tokens: the most new tokens of a sequence in a step, if blocks need the KV of sliding
+          windows only as long as `windows` says; None keeps it.
 
         Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
         not free, if int8 weights have no kernels, if int4 cannot hold the heads, or if the model
@@ -200,7 +213,9 @@ class ModelRunner:
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         if eviction is not None and (obstacle := _why_without_eviction(loaded, group)):
             raise ConfigError(f"kv.eviction: {obstacle}")
-        layout = loaded.layout(block_size, kv_dtype)
+        layout = loaded.layout(
+            block_size, kv_dtype, longest=longest, windows=step_tokens is not None
+        )
         check_dtype(layout.dtype, layout.layers)
         wanted = kernels == "auto"
         reason = (
@@ -216,9 +231,10 @@ class ModelRunner:
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
         if not isinstance(kv_bytes, int):
             kv_bytes = kv_bytes(loaded, layout, longest)
-        _check_memory(layout, kv_bytes, longest)
+        _check_memory(layout, kv_bytes, longest, step_tokens or 0)
         device = loaded.model.device
-        num_blocks = kv_bytes // layout.block_bytes
+        windows = WindowRule(layout, step_tokens or 0) if layout.windows else None
+        num_blocks = num_blocks_in(layout, kv_bytes)
         if device.type == "cuda" and group is None:
             num_blocks += SCRATCH_BLOCKS
         try:
@@ -236,6 +252,8 @@ class ModelRunner:
                 group=group,
                 adapter_slots=adapter_slots,
                 eviction=eviction,
+                kv_bytes=kv_bytes if windows else None,
+                windows=windows,
             )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -420,9 +438,9 @@ def _why_without_eviction(loaded: LoadedModel, group: RankGroup | None) -> str:
     return ""
 
 
-def _check_memory(layout: KvLayout, kv_bytes: int, longest: int) -> None:
+def _check_memory(layout: KvLayout, kv_bytes: int, longest: int, step_tokens: int) -> None:
     """Raises ConfigError unless the memory holds one sequence of `longest` tokens."""
-    needed = layout.blocks_for(longest) * layout.block_bytes
+    needed = layout.sequence_bytes(longest, step_tokens)
     if kv_bytes < needed:
         held = kv_bytes // layout.block_bytes * layout.block_size
         shorter = f", or model.max_model_len to at most {held}" if held else ""

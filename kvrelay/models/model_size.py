@@ -22,14 +22,20 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def kv_layout(
-    model: Mapping[str, Any], block_size: int, kv_dtype: str, dtype: str, *, latents: bool = True
+    model: Mapping[str, Any],
+    block_size: int,
+    kv_dtype: str,
+    dtype: str,
+    *,
+    latents: bool = True,
+    windows_below: int = 0,
 ) -> KvLayout | None:
     """Returns the layout of the model's KV. Returns None for a configuration without the usual
     sizes, whose layout is known when the model is loaded.
 
     model: the content of config.json. block_size: tokens. kv_dtype: int8, int4, or auto for the
     dtype of the model. dtype: in which the model computes, from `model_dtype`. latents: as in
-    `load_model`.
+    `load_model`. windows_below: blocks may lack the KV of windows of fewer tokens than this.
     """
     try:
         layers = model_shape(model).layers
@@ -42,7 +48,10 @@ def kv_layout(
         if layer.kv is not None
     )
     # A layer with a state, or with the KV of another one, is refused when the model is loaded.
-    return KvLayout(kept, block_size, held) if len(kept) == len(layers) else None
+    if len(kept) < len(layers):
+        return None
+    windows = tuple(one.window if one.window < windows_below else 0 for one in layers)
+    return KvLayout(kept, block_size, held, windows=windows if any(windows) else ())
 
 
 def model_dtype(model: Mapping[str, Any], dtype: str) -> str:

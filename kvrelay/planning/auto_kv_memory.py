@@ -100,17 +100,19 @@ def choose_kv_memory(
     weight_bytes: int,
     activation_bytes: int,
     draft_bytes: int = 0,
+    step_tokens: int = 0,
 ) -> AutoKv:
     """Returns the KV memory of a worker: what its share of the memory leaves, up to what a full
     batch can use.
 
     longest: tokens of the longest sequence. max_batch: batch slots of a decode worker. draft_bytes:
-    weights and KV of the draft model, which is loaded later. Raises ConfigError if the memory does
-    not hold one sequence.
+    weights and KV of the draft model, which is loaded later. step_tokens: the most new tokens of a
+    sequence in a step, for layouts with windows. Raises ConfigError if the memory does not hold one
+    sequence.
     """
     block = layout.block_bytes
     left = room.for_kv(weight_bytes, activation_bytes + draft_bytes)
-    sequence = layout.blocks_for(longest) * block
+    sequence = layout.sequence_bytes(longest, step_tokens)
     limits = {
         "memory": left // block * block,
         "batch": _FULL_BATCHES * max(1, max_batch) * sequence,

@@ -134,18 +134,18 @@ class SimulatedDecode(DecodeSteps):
             return
         cache, sequence = self.cache, self.sequence(spec)
         sequence.take_prefix(cache)
-        missing = sequence.blocks_missing(len(sequence.tokens))
-        missing += self.scheduler.blocks_awaited(spec.priority)
+        missing = sequence.units_missing(cache, len(sequence.tokens))
+        missing += self.scheduler.units_awaited(spec.priority)
         # The running sequences have not yet taken the blocks of their last steps.
         missing += self._blocks_behind(self._step_now())
-        if missing > cache.pool.num_available:
+        if missing > cache.pool.units_available:
             sequence.drop_blocks(cache)
             self.tell(Refused(*spec.key, "full"))
             return
         sequence.take_blocks(cache, len(sequence.tokens))
         if (
             self._run is not None
-            and self._blocks_behind(self._steps + self._run[1]) > cache.pool.num_available
+            and self._blocks_behind(self._steps + self._run[1]) > cache.pool.units_available
         ):
             # The next steps need the scheduler, which preempts.
             self._at_boundary(lambda: None)

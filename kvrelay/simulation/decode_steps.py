@@ -153,7 +153,7 @@ class DecodeSteps(SimulatedWorker):
     def _has_room(self) -> bool:
         """Whether each running sequence may take the blocks of the steps up to the next books."""
         each = 1 + self._most_steps // self.cache.block_size
-        return (1 + each) * len(self._running) <= self.cache.pool.num_available
+        return (1 + each) * len(self._running) <= self.cache.pool.units_available
 
     def _blocks_behind(self, steps: int) -> int:
         """The blocks that the running sequences take up to this step of the worker, and have not

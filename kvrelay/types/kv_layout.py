@@ -15,6 +15,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 QUANTISED = ("int8", "int4")
 SCALE_DTYPE = "bfloat16"
+# Attention kernels read whole rounds of keys: the most tokens of a round.
+ROUND = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class KvLayout:
 
     With tensor parallelism, each rank has an equal share of the heads in its own arena. The arenas
     follow each other. Block n of the whole consists of block n of each arena.
+
+    If `windows` is set, a block may lack the KV of its windowed layers: those of a sequence need
+    only the blocks from `first_block` on.
     """
 
     # With the heads of all ranks.
@@ -78,12 +83,14 @@ class KvLayout:
     dtype: str
     word: int | None = None
     ranks: int = 1
+    # The tokens that each layer attends to, 0 for all. Empty if blocks keep the KV of all layers.
+    windows: tuple[int, ...] = ()
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> KvLayout:
         """Returns the layout from the plain data that `dataclasses.asdict` makes of it."""
         layers = tuple(LayerKv(**layer) for layer in fields["layers"])
-        return cls(**{**fields, "layers": layers})
+        return cls(**{**fields, "layers": layers, "windows": tuple(fields.get("windows", ()))})
 
     @property
     def is_quantised(self) -> bool:
@@ -153,6 +160,66 @@ class KvLayout:
         """Bytes of one block in all regions of all ranks."""
         return sum(self.region_block_bytes)
 
+    @property
+    def window(self) -> int:
+        """The tokens that windowed layers attend to, the most of all; 0 without such layers."""
+        return max(self.windows, default=0)
+
+    @property
+    def windowed_regions(self) -> tuple[int, ...]:
+        """The numbers of the regions of windowed layers."""
+        layers = len(self.layers)
+        return tuple(
+            region
+            for region in range(len(self.regions))
+            if self.windows and self.windows[region % (2 * layers) // 2]
+        )
+
+    @property
+    def windowed_bytes(self) -> int:
+        """Bytes of one block in windowed layers."""
+        sizes = self.region_block_bytes
+        return sum(sizes[region] for region in self.windowed_regions)
+
+    @property
+    def part_bytes(self) -> tuple[int, int]:
+        """Bytes that a block counts for without its windowed part, and those of this part. If all
+        layers are windowed, the former are a 16th of the latter, so that memory has a bounded
+        number of blocks.
+        """
+        windowed = self.windowed_bytes
+        return self.block_bytes - windowed or -(-windowed // 16), windowed
+
+    def most_windowed(self, step_tokens: int) -> int:
+        """The most blocks of a sequence whose windowed layers are needed at a time, in steps of up
+        to `step_tokens` new tokens.
+        """
+        return self.blocks_for(self.window + ROUND + step_tokens) + 1
+
+    def sequence_bytes(self, num_tokens: int, step_tokens: int) -> int:
+        """Bytes that the KV of a sequence counts for, with steps of up to `step_tokens` new
+        tokens.
+        """
+        blocks, (unwindowed, windowed) = self.blocks_for(num_tokens), self.part_bytes
+        if not windowed:
+            return blocks * self.block_bytes
+        return blocks * unwindowed + min(blocks, self.most_windowed(step_tokens)) * windowed
+
+    def kept_from(self, layer: int) -> int:
+        """The first layer from `layer` on that keeps all tokens; the number of layers if there is
+        none.
+        """
+        windows = self.windows or (0,) * len(self.layers)
+        return next((at for at in range(layer, len(windows)) if not windows[at]), len(windows))
+
+    def first_block(self, num_tokens: int) -> int:
+        """The place of the first block whose windowed layers are needed after `num_tokens` tokens.
+        All later ones are needed, too.
+        """
+        if not self.window:
+            return 0
+        return max(0, num_tokens + 1 - self.window) // ROUND * ROUND // self.block_size
+
     def arena_bytes(self, num_blocks: int) -> int:
         """Returns the bytes of an arena with `num_blocks` blocks."""
         return num_blocks * self.block_bytes
@@ -162,6 +229,7 @@ class KvLayout:
         without conversion.
         """
         text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}|{self.word}|{self.ranks}"
+        text += f"|{self.windows}" if self.windows else ""
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def blocks_for(self, num_tokens: int) -> int:

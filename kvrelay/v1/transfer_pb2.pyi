@@ -75,18 +75,20 @@ class KvOpen(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ..., adapter: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("layers", "block_size", "dtype", "word", "ranks")
+    __slots__ = ("layers", "block_size", "dtype", "word", "ranks", "windows")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     WORD_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerKv]
     block_size: int
     dtype: str
     word: int
     ranks: int
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ..., ranks: _Optional[int] = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LayerKv(_message.Message):
     __slots__ = ("kv_heads", "k_dim", "v_dim")

@@ -83,7 +83,7 @@ class VllmScheduler:
         """Whether a sequence decodes."""
         return any(one.uncomputed == 1 for one in self._entries)
 
-    def blocks_awaited(self, priority: int) -> int:
+    def units_awaited(self, priority: int) -> int:
         """The staging blocks to leave free so that sequences with KV in staging, and the waiting
         ones, find room in vLLM's memory.
         """
@@ -91,7 +91,7 @@ class VllmScheduler:
         promised = sum(-(-len(one.tokens) // size) + 1 for one in self._entries)
         promised += self._cache.pool.num_held
         room = max(0, self._limits.total_blocks - promised)
-        return max(0, self._cache.pool.num_available - room)
+        return max(0, self._cache.pool.units_available - room)
 
     def prompt_tokens_per_second(self, answering: float, now: float) -> float | None:
         """The measured rate at which prompts are computed, beside answers if there are any; None

@@ -69,7 +69,7 @@ class DecodeBatch(Batch, Protocol):
         """Adds a sequence whose KV was handed over, except that of its last token."""
         ...
 
-    def blocks_awaited(self, priority: int) -> int:
+    def units_awaited(self, priority: int) -> int:
         """The available blocks that a new sequence of this priority must leave to others."""
         ...
 

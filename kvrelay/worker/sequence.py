@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.prompt_scores import PromptScores
@@ -40,6 +41,8 @@ class Sequence:
     # int64, so that a penalty's tensor of the tokens needs no loop.
     tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)
+    # The places in `blocks` whose windowed parts are held, if blocks have any.
+    window: range = range(0)
     num_computed: int = 0
     # The queries of the tokens before the next eviction, if they are needed.
     queries: RecentQueries | None = None
@@ -131,10 +134,40 @@ class Sequence:
         stored = num_tokens - self.num_dropped
         return max(0, -(-stored // self.hasher.block_size) - len(self.blocks))
 
-    def take_blocks(self, cache: KvCache, num_tokens: int) -> None:
-        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and then changes nothing."""
+    def units_missing(
+        self, cache: KvCache, num_tokens: int, num_computed: int | None = None
+    ) -> int:
+        """Units of memory that `take_blocks` takes with these arguments, at most."""
+        missing, units = self.blocks_missing(num_tokens), cache.pool.units
+        if cache.windows is None:
+            return missing * units.unwindowed
+        computed = self.num_computed if num_computed is None else num_computed
+        window = cache.windows.needed(computed, len(self.blocks) + missing)
+        more = max(0, len(window) - len(self.window))
+        return missing * units.unwindowed + more * units.windowed
+
+    def take_blocks(self, cache: KvCache, num_tokens: int, num_computed: int | None = None) -> None:
+        """Makes `blocks` cover `num_tokens` tokens, with the windowed parts that are needed after
+        `num_computed` tokens, or after those that have KV. Raises OutOfBlocks and then changes
+        nothing.
+        """
+        wanted = self.units_missing(cache, num_tokens, num_computed)
+        if wanted > cache.pool.units_available:
+            raise OutOfBlocks(wanted, cache.pool.units_available)
         if missing := self.blocks_missing(num_tokens):
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
+        self._move_window(cache, self.num_computed if num_computed is None else num_computed)
+
+    def _move_window(self, cache: KvCache, num_computed: int) -> None:
+        """Holds the windowed parts that are needed after `num_computed` tokens, and no others."""
+        if cache.windows is None:
+            return
+        old, new = self.window, cache.windows.needed(num_computed, len(self.blocks))
+        if new == old:
+            return
+        cache.pool.release_windows(self.blocks[place] for place in old if place not in new)
+        cache.pool.hold_windows(self.blocks[place] for place in new if place not in old)
+        self.window = new
 
     def take_prefix(self, cache: KvCache, limit: int | None = None) -> None:
         """Takes the cached prefix's blocks, for at most `limit` tokens. Leaves at least one token
@@ -146,6 +179,7 @@ class Sequence:
         self.hasher.extend(self.tokens)
         most = len(self.tokens) - 1
         self.blocks = cache.match(self.hasher, most if limit is None else min(most, limit))
+        self.window = cache.window_of(self.blocks)
         self.num_computed = len(self.blocks) * self.hasher.block_size
 
     def advance(self, cache: KvCache, num_tokens: int) -> None:
@@ -162,6 +196,7 @@ class Sequence:
         if full > before:
             self.hasher.extend(self.tokens)
             cache.publish(self.hasher, self.blocks, before, full, self.spec.tenant)
+        self._move_window(cache, self.num_computed)
 
     def compacted(self, blocks: list[int], rows: SequenceOf[int]) -> None:
         """Tokens were dropped: the KV of the old rows `rows` is in `blocks`, in this order."""
@@ -187,8 +222,9 @@ class Sequence:
 
     def drop_blocks(self, cache: KvCache) -> None:
         """Releases all blocks. The KV is lost unless the prefix cache keeps it."""
-        cache.release(self.blocks)
+        cache.release(self.blocks, self.window)
         self.blocks = []
+        self.window = range(0)
         self.num_computed = 0
         self.queries = self._kept = None
 

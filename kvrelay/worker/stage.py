@@ -30,11 +30,8 @@ class BlockCounts:
 
     def with_pool(self, pool: BlockPool) -> BlockCounts:
         """These blocks and those of the pool."""
-        return BlockCounts(
-            self.total + pool.num_blocks,
-            self.held + pool.num_held,
-            self.cached + pool.num_cached,
-        )
+        total, held, cached = pool.counts
+        return BlockCounts(self.total + total, self.held + held, self.cached + cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "a reservation leaves the blocks that a waiting prompt needs",
         "decode_worker/stage.py",
-        "missing + self.scheduler.blocks_awaited(spec.priority) >",
+        "missing + self.scheduler.units_awaited(spec.priority) >",
         "missing >",
         (
             "unit/worker/test_waiting_prompts.py::test_a_reservation_does_not_take_the_blocks_that_a_waiting_prompt_needs",

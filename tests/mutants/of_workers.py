@@ -348,8 +348,8 @@ MUTANTS = (
     Mutant(
         "a waiting prompt is looked up again when blocks were named",
         "prefill_worker/scheduler.py",
-        "state = sequence, pool.num_available, pool.num_contents",
-        "state = sequence, pool.num_available, 0",
+        "state = sequence, pool.units_available, pool.num_contents",
+        "state = sequence, pool.units_available, 0",
         (
             "unit/prefill_worker/test_scheduler.py::test_a_prompt_starts_when_another_has_computed_what_it_lacks",
         ),

@@ -7,16 +7,19 @@ from collections.abc import Hashable, Iterable
 from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.engine.kvcache.change_journal import ChangeJournal
 from kvrelay.engine.kvcache.eviction import CachedBlocks
+from kvrelay.engine.kvcache.window_parts import BlockUnits, Vacate, WindowParts
 from kvrelay.types.block_keys import block_key
+
+_WHOLE_BLOCKS = BlockUnits()
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks are available than were requested. The pool is unchanged; the scheduler waits or
-    preempts.
+    """Less memory is available than was requested, in units. The pool is unchanged; the scheduler
+    waits or preempts.
     """
 
     def __init__(self, wanted: int, available: int) -> None:
-        super().__init__(f"{wanted} blocks wanted, {available} available")
+        super().__init__(f"{wanted} units of blocks wanted, {available} available")
         self.wanted = wanted
         self.available = available
 
@@ -41,11 +44,32 @@ class BlockPool:
 
     A named block is found by its hash if its content equals the requested content. Content is
     opaque to the pool, which compares contents and gives each a serial number.
+
+    The memory is counted in units. Without windows a block is one unit, and there are as many units
+    as blocks. With windows a block may lack its windowed part (`WindowParts`), and there are more
+    blocks than the memory holds with both parts.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        units: BlockUnits = _WHOLE_BLOCKS,
+        *,
+        capacity: int | None = None,
+        vacate: Vacate | None = None,
+    ) -> None:
+        """capacity: units of memory. vacate: called before a method returns that gave up memory,
+        in pools with windows.
+        """
         assert num_blocks > 0, f"a pool of {num_blocks} blocks"
         self.num_blocks = num_blocks
+        self.units = units
+        self.capacity = num_blocks * units.unwindowed if capacity is None else capacity
+        self._windows = WindowParts(num_blocks) if units.windowed else None
+        self._vacate = vacate
+        # Blocks without content, and blocks without their windowed part, since the last report.
+        self._vacated: list[int] = []
+        self._unwindowed: list[int] = []
         self._references = [0] * num_blocks
         self._generations = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
@@ -99,21 +123,57 @@ class BlockPool:
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
-    def num_available(self) -> int:
-        """Blocks that `allocate` can give: free blocks, and cached blocks, which it may evict."""
-        return self.num_free + self.num_cached
+    def units_held(self) -> int:
+        """Units of blocks in use. Each hold of a windowed part counts, so that a sequence whose
+        window moves on needs no more units, whoever shares its blocks.
+        """
+        held = self.num_held * self.units.unwindowed
+        return held + self._window_holds * self.units.windowed
+
+    @property
+    def units_available(self) -> int:
+        """Units that are free, or that `allocate` and `hold_windows` may free: cached blocks, and
+        idle windowed parts.
+        """
+        return max(0, self.capacity - self.units_held)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The pool's size, the part in use, and the cached part, in blocks with both parts."""
+        held, whole = self.units_held, self.units.all
+        cached = self._units_present - held
+        return (
+            self.capacity // whole,
+            min(-(-held // whole), self.capacity // whole),
+            max(0, cached) // whole,
+        )
+
+    @property
+    def _window_holds(self) -> int:
+        return 0 if self._windows is None else self._windows.num_holds
+
+    @property
+    def _units_present(self) -> int:
+        """Units of memory that blocks take, in use or cached."""
+        blocks = (self.num_blocks - self.num_free) * self.units.unwindowed
+        parts = 0 if self._windows is None else self._windows.num_present
+        return blocks + parts * self.units.windowed
+
+    def has_window(self, block: int) -> bool:
+        """Whether the block has its windowed part, if it can have one."""
+        return self._windows is None or self._windows.is_present(block)
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
         """Allocates `n` blocks with one hold each, in as few runs as the free blocks allow, each
-        run ascending.
+        run ascending. They have no windowed parts.
 
         If the blocks that follow the held block `after` are free, they come first, so that a
         growing sequence stays one run. Raises OutOfBlocks.
         """
-        if n > self.num_available:
-            raise OutOfBlocks(n, self.num_available)
-        while self.num_free < n:
-            self._evict()
+        wanted = n * self.units.unwindowed
+        if wanted > self.units_available:
+            raise OutOfBlocks(wanted, self.units_available)
+        self._make_room_for(wanted)
         following: list[int] = []
         if after is not None and after + 1 in self._run_end:
             following += self._take(after + 1, n)
@@ -125,15 +185,50 @@ class BlockPool:
             self._references[block] = 1
             self._generations[block] += 1
             self._serials[block] = 0
+        self._report_vacated()
         return blocks
+
+    def hold_windows(self, blocks: Iterable[int]) -> None:
+        """Adds a hold to the windowed part of each held block. A part that was absent has no
+        content, so its block must be unnamed. The caller makes sure that the units are available.
+        """
+        assert self._windows is not None, "a pool without windows"
+        # Present parts first, so that none of them makes room for another.
+        for block in sorted(blocks, key=self._windows.is_present, reverse=True):
+            if self._references[block] == 0:
+                raise IntegrityError(f"the windowed part of block {block} is held before the block")
+            if not self._windows.is_present(block):
+                if block in self._hash_of:
+                    raise IntegrityError(f"the windowed part of named block {block} is absent")
+                self._make_room_for(self.units.windowed)
+            self._windows.hold(block, self._owners[block])
+        self._report_vacated()
+
+    def release_windows(self, blocks: Iterable[int]) -> None:
+        """Removes a hold from the windowed part of each block. Raises IntegrityError for a part
+        that is not held.
+        """
+        assert self._windows is not None, "a pool without windows"
+        for block in reversed(list(blocks)):
+            if not self._windows.num_holds_of(block):
+                raise IntegrityError(f"the windowed part of block {block} is not held")
+            if self._windows.release(block):
+                if block in self._hash_of:
+                    self._windows.rest(block, self._owners[block])
+                else:
+                    self._drop_window(block)
+        self._report_vacated()
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Adds a hold to each block. A cached block becomes held. Raises IntegrityError for a free
         block.
         """
         for block in blocks:
-            if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
-                raise IntegrityError(f"block {block} is acquired, but it is free")
+            if self._references[block] == 0:
+                if not self._cached.remove(block, self._owners[block]):
+                    raise IntegrityError(f"block {block} is acquired, but it is free")
+                if self._windows is not None:
+                    self._windows.rest(block, self._owners[block])
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -147,18 +242,23 @@ class BlockPool:
                 raise IntegrityError(f"block {block} is released, but no sequence holds it")
             self._references[block] -= 1
             if self._references[block] == 0:
+                if self._windows is not None:
+                    self._check_no_window_hold(block)
+                    self._windows.wake(block, self._owners[block])
                 if block in self._hash_of:
                     self._cached.add(block, self._owners[block])
                     for listener in self.listeners:
                         listener.cached(block)
                 else:
                     self._free(block)
+        self._report_vacated()
 
     def name(self, block: int, hash: bytes, content: Hashable, owner: str = "") -> int:
         """Makes a held block findable by `hash` and equal `content`, on behalf of `owner`.
 
-        If another findable block has that content, this block stays unnamed. If the hash belongs to
-        other content, the block of that content loses its name: a collision costs a recomputation.
+        If another findable block has that content, this block stays unnamed, unless only this one
+        has its windowed part. If the hash belongs to other content, the block of that content loses
+        its name: a collision costs a recomputation.
         Returns the content's serial number. Raises IntegrityError if the block is not held or is
         named for other content.
         """
@@ -170,21 +270,25 @@ class BlockPool:
                     f"block {block} gets a hash, but it has the hash of other content"
                 )
             return self._serials[block]
-        other = self._block_of.get(hash)
+        other, serial = self._block_of.get(hash), 0
         if other is not None:
             if self._contents[other] == content:
-                self._serials[block] = self._serials[other]
-                return self._serials[block]
-            self.collisions += 1
+                serial = self._serials[other]
+                if self.has_window(other) or not self.has_window(block):
+                    self._serials[block] = serial
+                    return serial
+            else:
+                self.collisions += 1
             self._make_room(other)
         self._hash_of[block] = hash
         self._block_of[hash] = block
         self._contents[block] = content
         self._owners[block] = owner
         self.num_contents += 1
-        self._serials[block] = self.num_contents
+        self._serials[block] = serial or self.num_contents
         for listener in self.listeners:
             listener.named(hash)
+        self._report_vacated()
         return self._serials[block]
 
     def unname(self, block: int) -> None:
@@ -199,6 +303,7 @@ class BlockPool:
             for listener in self.listeners:
                 listener.withdrawn(block)
             self._forget(block)
+            self._report_vacated()
         self._serials[block] = 0
 
     def lookup(self, hash: bytes, content: Hashable) -> int | None:
@@ -261,6 +366,7 @@ class BlockPool:
                 raise IntegrityError(f"blocks {text}: {sorted(wrong)}")
         if wrong_count := self._cached.check_integrity():
             raise IntegrityError(wrong_count)
+        self._check_windows(held)
         if len(self._block_of) != len(self._hash_of):
             raise IntegrityError(
                 f"{len(self._block_of)} hashes for {len(self._hash_of)} hashed blocks"
@@ -298,16 +404,63 @@ class BlockPool:
 
     def _free(self, block: int) -> None:
         """Adds the block to the free runs and joins it with its neighbours."""
+        if self._windows is not None:
+            self._windows.drop(block)
+            self._vacated.append(block)
         start = self._run_start.pop(block, block)
         end = self._run_end.pop(block + 1, block + 1)
         self._run_end[start] = end
         self._run_start[end] = start
         self.num_free += 1
 
+    def _make_room_for(self, units: int) -> None:
+        """Frees memory until so many units take none. There must be as many available."""
+        while self.capacity - self._units_present < units:
+            if self._windows is not None and self._windows.num_idle:
+                self._unwindowed.append(self._windows.pop_idle())
+            else:
+                self._evict()
+
     def _evict(self) -> None:
         block = self._cached.pop()
         self._forget(block)
         self._free(block)
+
+    def _drop_window(self, block: int) -> None:
+        """Frees the memory of a windowed part that nobody holds, if it has any."""
+        if self._windows is not None and self._windows.drop(block):
+            self._unwindowed.append(block)
+
+    def _report_vacated(self) -> None:
+        for blocks, only_windows in ((self._vacated, False), (self._unwindowed, True)):
+            if blocks:
+                if self._vacate is not None:
+                    self._vacate(tuple(blocks), only_windows)
+                blocks.clear()
+
+    def _check_no_window_hold(self, block: int) -> None:
+        assert self._windows is not None, "a pool without windows"
+        if self._windows.num_holds_of(block):
+            raise IntegrityError(f"block {block} is released before its windowed part")
+
+    def _check_windows(self, held: set[int]) -> None:
+        """Raises IntegrityError if the windowed parts do not fit the blocks `held`."""
+        if self._windows is None:
+            return
+        if flaw := self._windows.flaw():
+            raise IntegrityError(flaw)
+        idle = self._windows.idle()
+        resting = {
+            block
+            for block in held
+            if self._windows.is_present(block) and not self._windows.num_holds_of(block)
+        }
+        if idle != resting or not idle <= self._hash_of.keys():
+            raise IntegrityError(f"windowed parts are idle on the wrong blocks: {idle ^ resting}")
+        if self._units_present > self.capacity:
+            raise IntegrityError(
+                f"blocks take {self._units_present} of {self.capacity} units of memory"
+            )
 
     def _make_room(self, block: int) -> None:
         """Removes a block's name. Requests that hold the block keep it."""
@@ -316,6 +469,10 @@ class BlockPool:
             self._free(block)
 
     def _forget(self, block: int) -> None:
+        if self._windows is not None and self._references[block]:
+            self._windows.wake(block, self._owners[block])
+            if not self._windows.num_holds_of(block):
+                self._drop_window(block)
         hash = self._hash_of.pop(block)
         del self._block_of[hash], self._contents[block]
         for listener in self.listeners:

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.engine.kvcache.cache_listener import CacheListener
+from kvrelay.engine.kvcache.window_parts import BlockUnits, Vacate
 from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.kv_layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """Which blocks of a sequence need their windowed parts."""
+
+    layout: KvLayout
+    # The most new tokens of a step.
+    step_tokens: int
+
+    @property
+    def most_blocks(self) -> int:
+        """The most blocks with windowed parts that a sequence needs in a step."""
+        return self.layout.most_windowed(self.step_tokens)
+
+    def needed(self, num_computed: int, num_blocks: int) -> range:
+        """The places of the blocks that the steps after `num_computed` tokens need, of a sequence
+        with `num_blocks` blocks. A step needs fewer than these at the beginning of a prompt, but
+        later ones do not need more.
+        """
+        first = self.layout.first_block(num_computed)
+        return range(first, max(first, min(num_blocks, first + self.most_blocks)))
 
 
 class KvCache:
@@ -30,15 +55,28 @@ class KvCache:
         prefix_cache: bool = True,
         model: str = "",
         hash_bytes: int = HASH_BYTES,
+        windows: WindowRule | None = None,
+        capacity: int | None = None,
+        vacate: Vacate | None = None,
     ) -> None:
+        """windows: if blocks may lack their windowed parts. capacity, vacate: of a pool with
+        windows; see `BlockPool`.
+        """
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.windows = windows
+        units = BlockUnits() if windows is None else BlockUnits.of(windows.layout)
+        self.pool = BlockPool(num_blocks, units, capacity=capacity, vacate=vacate)
         self._prefix_cache = prefix_cache
         self._model = model
         self._hash_bytes = hash_bytes
         # Block -> its key, as of its last publication. None while nobody asks for keys, since an
         # identity takes a second hash of all tokens.
         self._keys: dict[int, BlockKey] | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether other workers may have the blocks: none of them lacks a part."""
+        return self.windows is None
 
     def listen(self, listener: CacheListener) -> None:
         """Tells the listener of the named blocks, and keeps their keys for it. Call it before the
@@ -58,8 +96,8 @@ class KvCache:
         )
 
     def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
-        """The longest leading run of cached blocks within `limit_tokens` tokens. Adds a hold to
-        each.
+        """The longest leading run of cached blocks within `limit_tokens` tokens after which a
+        sequence can go on. Adds a hold to each, and to the windowed parts of `window_of(run)`.
         """
         blocks: list[int] = []
         before: int | str = prefix.root
@@ -70,8 +108,33 @@ class KvCache:
                 break
             blocks.append(block)
             before = self.pool.serial(block)
+        blocks = blocks[: self._usable(blocks)]
         self.pool.hold(blocks)
+        if window := self.window_of(blocks):
+            self.pool.hold_windows(blocks[window.start : window.stop])
         return blocks
+
+    def window_of(self, blocks: Sequence[int]) -> range:
+        """The places of a run of full blocks whose windowed parts the next token needs."""
+        if self.windows is None:
+            return range(0)
+        first = self.windows.layout.first_block(len(blocks) * self.block_size)
+        return range(first, max(first, len(blocks)))
+
+    def _usable(self, blocks: Sequence[int]) -> int:
+        """The number of leading blocks that a sequence can go on after: the last of them need their
+        windowed parts.
+        """
+        if self.windows is None:
+            return len(blocks)
+        layout, usable, since = self.windows.layout, 0, 0
+        # Places since..place have their windowed parts.
+        for place, block in enumerate(blocks):
+            if not self.pool.has_window(block):
+                since = place + 1
+            if since <= layout.first_block((place + 1) * self.block_size):
+                usable = place + 1
+        return usable
 
     def find(self, token_ids: Sequence[int], salt: str, adapter: str = "") -> list[int]:
         """Like `match`, for all full blocks of a sequence that does not run here."""
@@ -117,8 +180,12 @@ class KvCache:
         for block in blocks:
             self.pool.unname(block)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Removes one hold from each block of a sequence, given in the sequence's order."""
+    def release(self, blocks: Sequence[int], window: range = range(0)) -> None:
+        """Removes one hold from each block of a sequence, given in the sequence's order, and from
+        the windowed parts of the blocks in the places `window`.
+        """
+        if window:
+            self.pool.release_windows(blocks[window.start : window.stop])
         self.pool.release(blocks)
 
     def check_integrity(self) -> None:

@@ -67,8 +67,8 @@ class Probed:
     dtype: str
     # True if the model does not pass unknown keyword arguments on to its attention.
     drops_keywords: bool
-    # True if a layer attends to fewer tokens than the longest sequence has.
-    windowed: bool = False
+    # The tokens that each layer attends to; 0 for all of the longest sequence.
+    windows: tuple[int, ...] = ()
 
 
 def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
@@ -136,8 +136,13 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
             f"{', '.join(DTYPES)} for all layers"
         )
     drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
-    windowed = any((call.kwargs.get("sliding_window") or max_len) < max_len for call in calls)
-    return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords, windowed)
+    found = [call.kwargs.get("sliding_window") or 0 for call in calls]
+    return Probed(
+        tuple(call.kv for call in calls),
+        dtypes.pop(),
+        drops_keywords,
+        tuple(window if window < max_len else 0 for window in found),
+    )
 
 
 def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:

@@ -51,13 +51,29 @@ class LoadedModel:
     tokenizer_id: str = ""
     # The folder of these files. Empty for a model without files.
     folder: str = ""
-    # True if a layer attends to fewer tokens than the longest sequence has.
-    windowed: bool = False
+    # The tokens that each layer attends to; 0 for all of the longest sequence.
+    windows: tuple[int, ...] = ()
 
-    def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
-        """The KV layout. kv_dtype auto is the dtype that the model attends in."""
+    @property
+    def windowed(self) -> bool:
+        """True if a layer attends to fewer tokens than the longest sequence has."""
+        return any(self.windows)
+
+    def layout(
+        self, block_size: int, kv_dtype: str, *, longest: int = 0, windows: bool = False
+    ) -> KvLayout:
+        """The KV layout. kv_dtype auto is the dtype that the model attends in. windows: blocks of
+        sequences of up to `longest` tokens may lack the KV of windowed layers.
+        """
         dtype = self.kv_dtype if kv_dtype == "auto" else kv_dtype
-        return KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
+        kept = tuple(window if window < longest else 0 for window in self.windows)
+        return KvLayout(
+            self.kv_layers,
+            block_size,
+            dtype,
+            ranks=self.ranks,
+            windows=kept if windows and any(kept) else (),
+        )
 
 
 def load_model(
@@ -170,7 +186,7 @@ def loaded_model(
         kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in probed.layers),
         kv_dtype=probed.dtype,
         ranks=ranks,
-        windowed=probed.windowed,
+        windows=probed.windows,
     )
 
 

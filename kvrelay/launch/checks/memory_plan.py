@@ -53,6 +53,8 @@ class PoolMemory:
     draft_kv_bytes: int = 0
     # Part of `weight_bytes`: the copy of shared embeddings that the CPU kernels read as the head.
     head_copy_bytes: int = 0
+    # KV of the longest sequence, if its layout is known.
+    sequence_kv_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -68,7 +70,8 @@ class PoolMemory:
     @property
     def least_kv_bytes(self) -> int:
         """KV of one sequence of the greatest length."""
-        return -(-self.longest_sequence // self.block_size) * self.block_bytes
+        whole = -(-self.longest_sequence // self.block_size) * self.block_bytes
+        return self.sequence_kv_bytes or whole
 
     @property
     def sequences(self) -> int:
@@ -111,7 +114,14 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
         packed_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=packs)
         model_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=False)
         layout = (
-            kv_layout(model, kv.block_size, kv.dtype, dtype, latents=config.keeps_latents)
+            kv_layout(
+                model,
+                kv.block_size,
+                kv.dtype,
+                dtype,
+                latents=config.keeps_latents,
+                windows_below=0 if config.whole_windows else longest,
+            )
             if longest
             else None
         )
@@ -132,6 +142,9 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
             draft_weight_bytes=drafting.weight_bytes if drafting and pool == "decode" else 0,
             draft_kv_bytes=drafting.kv_bytes if drafting and pool == "decode" else 0,
             head_copy_bytes=packed_bytes - model_bytes,
+            sequence_kv_bytes=(
+                layout.sequence_bytes(longest or 0, config.step_tokens(pool)) if layout else 0
+            ),
         )
         if kv.memory != "auto":
             return replace(found, kv_bytes=kv.memory)
@@ -179,4 +192,5 @@ def _choose(
         weight_bytes=found.weight_bytes or 0,
         activation_bytes=activations,
         draft_bytes=found.draft_weight_bytes + found.draft_kv_bytes,
+        step_tokens=config.step_tokens(found.pool),
     )

@@ -144,4 +144,5 @@ def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
         layers=tuple(to_value(LayerKv, layer) for layer in message.layers),
         word=message.word or None,
         ranks=message.ranks or 1,
+        windows=tuple(message.windows),
     )

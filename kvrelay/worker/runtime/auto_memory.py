@@ -64,6 +64,7 @@ class AutoMemory:
             weight_bytes=own if device.type == "cuda" else own * degree,
             activation_bytes=activations,
             draft_bytes=draft_bytes,
+            step_tokens=config.step_tokens(self.settings.pool),
         )
         ranks = layout.ranks if device.type == "cuda" else 1
         log.info(

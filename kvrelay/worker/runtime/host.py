@@ -13,6 +13,7 @@ from kv_transfer.transport_selection import host_id
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Unavailable
@@ -82,6 +83,9 @@ def worker_builder(
             prefix_cache=kv.prefix_cache,
             model=runner.layout_hash,
             hash_bytes=hash_bytes,
+            windows=runner.windows,
+            capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes),
+            vacate=runner.kv.vacate if runner.windows else None,
         )
         sender = Sender(
             runner.kv,

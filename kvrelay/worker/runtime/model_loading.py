@@ -114,6 +114,7 @@ def _load(
         "weights": pool.weights,
         "adapter_slots": config.adapters.max_loaded,
         "eviction": _eviction(settings),
+        "step_tokens": None if config.whole_windows else config.step_tokens(settings.pool),
     }
     if model is not None:
         # OpenMP keeps this number per calling thread.

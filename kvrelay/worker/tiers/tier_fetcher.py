@@ -52,8 +52,8 @@ class TierFetcher:
         kind: TierKind | None = None
         try:
             keys = await self._worthwhile(sequence, beyond)
-            missing = sequence.blocks_missing(len(sequence.tokens))
-            if keys and missing + spare_blocks <= cache.pool.num_available:
+            missing = sequence.units_missing(cache, len(sequence.tokens))
+            if keys and missing + spare_blocks <= cache.pool.units_available:
                 sequence.take_blocks(cache, len(sequence.tokens))
                 kind = await self._read(sequence, keys)
         except OutOfBlocks:

@@ -175,7 +175,7 @@ def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> No
         wanted[name] = length + data.draw(st.integers(1, 24), label="answer")
         need = -(-length // BLOCK)
         tenant = data.draw(st.sampled_from(tenants), label="tenant")
-        if data.draw(st.booleans(), label="handed over") and cache.pool.num_available >= need:
+        if data.draw(st.booleans(), label="handed over") and cache.pool.units_available >= need:
             scheduler.join(
                 handed_over(
                     cache, name, length, arrived=float(number), first=1000 * number, tenant=tenant
@@ -270,7 +270,7 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
             assert len(work.draft) <= config.tokens
             assert len(one.blocks) * BLOCK >= len(guessed)
             if len(one.blocks) > max(num_blocks[one], -(-len(one.tokens) // BLOCK)):
-                assert cache.pool.num_available >= len(guessing), "a spare block for each"
+                assert cache.pool.units_available >= len(guessing), "a spare block for each"
         scheduler.complete(batch)
         for work in batch:
             one = work.sequence
@@ -321,12 +321,12 @@ def test_later_arrivals_do_not_take_the_blocks_that_a_waiting_sequence_needs() -
     scheduler.add(waiting)
     step(scheduler)
     assert scheduler.waiting == (waiting,)
-    assert scheduler.blocks_awaited(0) == 7 + 1
-    assert scheduler.blocks_awaited(-1) == 0, "a more urgent one may take them"
+    assert scheduler.units_awaited(0) == 7 + 1
+    assert scheduler.units_awaited(-1) == 0, "a more urgent one may take them"
     scheduler.remove(running)
     step(scheduler)
     assert scheduler.waiting == ()
-    assert scheduler.blocks_awaited(0) == 0
+    assert scheduler.units_awaited(0) == 0
 
 
 def test_a_prompt_without_room_is_not_looked_up_in_every_step() -> None:

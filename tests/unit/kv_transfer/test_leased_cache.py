@@ -225,7 +225,7 @@ class LeasedCache(RuleBasedStateMachine):
         held = {block for _, blocks in self.running for block in blocks}
         held |= {block for one in self.waiting for block in one.lease.blocks}
         assert self.cache.pool.num_held == len(held)
-        assert self.cache.pool.num_available == self.cache.pool.num_blocks - len(held)
+        assert self.cache.pool.units_available == self.cache.pool.num_blocks - len(held)
         writers = [block for one in self.waiting for block in one.lease.writable]
         assert len(writers) == len(set(writers)), "two may write to one block"
 

@@ -86,7 +86,7 @@ def test_every_sequence_gets_its_tokens_and_all_blocks_come_back(
     for number in range(40):
         for _ in range(draw.randrange(3)):
             one = sequence(cache, number, draw.randrange(1, 20), draw.randrange(1, 4))
-            if not leaves and draw.random() < 0.5 and cache.pool.num_available >= 6:
+            if not leaves and draw.random() < 0.5 and cache.pool.units_available >= 6:
                 # Its KV came from a prefill worker.
                 one.take_blocks(cache, len(one.tokens))
                 one.num_computed = len(one.tokens)
@@ -152,12 +152,12 @@ def test_reservations_leave_room_in_vllms_memory() -> None:
     """Staging has room for more than vLLM has: what is asked to be left free is the difference."""
     cache = KvCache(60, SIZE, prefix_cache=False)
     scheduler = VllmScheduler(cache, Exchange(), LIMITS)
-    assert scheduler.blocks_awaited(0) == 60 - LIMITS.total_blocks
+    assert scheduler.units_awaited(0) == 60 - LIMITS.total_blocks
     one = sequence(cache, 0, 16, 4)
     scheduler.add(one)
-    assert scheduler.blocks_awaited(0) == 60 - LIMITS.total_blocks + 5
+    assert scheduler.units_awaited(0) == 60 - LIMITS.total_blocks + 5
     scheduler.remove(one)
-    assert scheduler.blocks_awaited(0) == 60 - LIMITS.total_blocks
+    assert scheduler.units_awaited(0) == 60 - LIMITS.total_blocks
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_blocks_that_are_not_there_change_nothing() -> None:
     with pytest.raises(OutOfBlocks):
         one.take_blocks(cache, 12)
     assert one.blocks == []
-    assert cache.pool.num_available == 2
+    assert cache.pool.units_available == 2
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class PoolMachine(RuleBasedStateMachine):
             one: self.model.count(one) for one in OWNERS
         }
         assert self.pool.num_held == len(self.model.held)
-        assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
+        assert self.pool.units_available == self.pool.num_free + self.pool.num_cached
         for hash, content in itertools.product((bytes([one]) for one in range(13)), range(4)):
             block = self.model.named(hash)
             fits = block is not None and self.model.contents[block] == content
@@ -219,7 +219,7 @@ def test_too_many_blocks_change_nothing() -> None:
     (block,) = pool.allocate(1)
     pool.name(block, b"7", 7)
     pool.release([block])
-    with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 available"):
+    with pytest.raises(OutOfBlocks, match="5 units of blocks wanted, 4 available"):
         pool.allocate(5)
     assert pool.lookup(b"7", 7) == block
     assert pool.num_free == 3

@@ -247,7 +247,7 @@ class KnownCaches(RuleBasedStateMachine):
     def clear(self, worker_id: str, fault: str) -> None:
         """A prompt that takes all blocks evicts whatever no sequence holds."""
         cache = self.caches[worker_id]
-        cache.release(cache.allocate(cache.pool.num_available))
+        cache.release(cache.allocate(cache.pool.units_available))
         self.after(fault)
 
     @rule(worker_id=st.sampled_from(WORKERS), fault=FAULTS)
