@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -173,6 +174,26 @@ class WorkerInfo:
     adapters: tuple[str, ...] = ()
     # Adapters that it could not load: the hash of the files, a space, and the reason.
     refused_adapters: tuple[str, ...] = ()
+    # The most tokens of a sequence whose KV of layers with a sliding window it keeps, and the share
+    # of these layers in a block's bytes. 0 if it keeps all KV.
+    window_tokens: int = 0
+    windowed_share: float = 0.0
+
+    @property
+    def windows(self) -> str:
+        """Identifies the blocks of a worker that may lack the KV of some layers: only workers that
+        agree can exchange blocks. Empty if it keeps all KV.
+        """
+        return self.layout_hash if self.window_tokens else ""
+
+    def counted_tokens(self, num_tokens: int) -> int:
+        """The tokens with KV of all layers that take as much memory as a sequence of `num_tokens`
+        tokens.
+        """
+        if num_tokens <= self.window_tokens or not self.window_tokens:
+            return num_tokens
+        share = self.windowed_share
+        return math.ceil(num_tokens * (1 - share) + self.window_tokens * share)
 
     @property
     def model(self) -> ModelVersion:

@@ -45,7 +45,7 @@ class Heartbeat:
         """The whole heartbeat. lacks: features of the protocol that the engine does not have."""
         features = tuple(name for name in ours().features if name not in lacks)
         identity, runner = self._context.identity, self._context.runner
-        claim = identity.claim
+        claim, windows, layout = identity.claim, self._context.cache.windows, runner.layout
         return WorkerInfo(
             worker_id=identity.worker_id,
             pool=identity.pool,
@@ -69,6 +69,8 @@ class Heartbeat:
             vocab_size=runner.vocab_size,
             engine=runner.engine,
             adapters=self.adapters,
+            window_tokens=0 if windows is None else windows.most_blocks * layout.block_size,
+            windowed_share=0.0 if windows is None else layout.windowed_bytes / layout.block_bytes,
             refused_adapters=tuple(
                 f"{one} {why[:_MAX_REASON]}"
                 for one, why in islice(self.refused_adapters.items(), _MAX_REFUSED)

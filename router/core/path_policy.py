@@ -121,7 +121,11 @@ def assign(
     alike = [one for one in workers if one.model.is_same(decode.model)]
     ready = [one for one in alike if one.pool == "prefill"]
     prefillers = [
-        one for one in ready if not one.sick and (one.worker_id, decode.worker_id) not in broken
+        one
+        for one in ready
+        if not one.sick
+        and one.windows == decode.windows
+        and (one.worker_id, decode.worker_id) not in broken
     ]
     better = None
     if uncached < config.local_below_tokens:
@@ -239,6 +243,9 @@ def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> WorkerView | 
     Blocks are identified by a hash of their content, so only workers with the same block size
     count.
     """
+    if prefill.windows:
+        # Blocks that lack the KV of some layers are not fetched.
+        return None
     alike = [
         one
         for one in workers

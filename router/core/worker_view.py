@@ -40,6 +40,8 @@ class WorkerView:
     # The worker fails, or is much slower than the rest of its pool.
     sick: bool = False
     model: ModelVersion = UNKNOWN_MODEL
+    # See `WorkerInfo.windows`.
+    windows: str = ""
 
     @property
     def stored_tokens(self) -> int:

@@ -100,7 +100,7 @@ def _decide(
         request.request_id,
         request.tenant.name,
         entry.ticket.priority,
-        workers.kv_tokens(request, entry.life.num_tokens),
+        workers.most_kv_tokens(request, entry.life.num_tokens, ids),
     )
     return preempt(waiting, Shares(rooms, seen, tenants))
 

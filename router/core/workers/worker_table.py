@@ -218,7 +218,7 @@ class Workers:
         claim = Claim(
             decode,
             prefill,
-            self.kv_tokens(life.request, life.num_tokens),
+            self.kv_tokens(life.request, life.num_tokens, decode.info),
             assignment.uncached_tokens,
             life.request.tenant.name,
             life.request.priority,
@@ -242,16 +242,23 @@ class Workers:
     def grown(self, claim: Claim, life: Lifecycle) -> int:
         """Updates the load of a running request. Returns the number of new tokens."""
         tokens = life.num_tokens - claim.num_tokens
-        held = self.kv_tokens(life.request, life.num_tokens)
+        held = self.kv_tokens(life.request, life.num_tokens, claim.decode.info)
         claim.decode.held_tokens += held - claim.held_tokens
         claim.held_tokens, claim.num_tokens = held, life.num_tokens
         return tokens
 
-    def kv_tokens(self, request: Request, num_tokens: int) -> int:
-        """The tokens with KV of a request's sequence, which has `num_tokens` tokens: a decode
-        worker drops those beyond its budget, after the prompt.
+    def kv_tokens(self, request: Request, num_tokens: int, info: WorkerInfo) -> int:
+        """The tokens for which a request's sequence of `num_tokens` tokens takes KV memory of a
+        decode worker. The worker drops tokens beyond its budget, after the prompt, and the KV of
+        some layers behind their windows.
         """
-        return int(min(num_tokens, max(self._kv_budget, len(request.token_ids))))
+        kept = int(min(num_tokens, max(self._kv_budget, len(request.token_ids))))
+        return info.counted_tokens(kept)
+
+    def most_kv_tokens(self, request: Request, num_tokens: int, ids: Iterable[str]) -> int:
+        """The most of `kv_tokens` on these decode workers."""
+        infos = (self._workers[one].info for one in ids)
+        return max(self.kv_tokens(request, num_tokens, info) for info in infos)
 
     def leave(self, claim: Claim, now: float) -> None:
         """Removes the request's load. The workers may have room again."""
@@ -406,7 +413,6 @@ class Workers:
         """
         views = []
         limited = bool(features_of(request.sampling))
-        kv_tokens = self.kv_tokens(request, needed)
         none_ready = model is not None and not self._decodes(model)
         for worker_id, worker in self._workers.items():
             info = worker.info
@@ -419,7 +425,9 @@ class Workers:
                 continue
             room = info.load.blocks_total * info.block_size
             over = worker.sequences >= self._slots or bool(
-                room and worker.held_tokens and worker.held_tokens + kv_tokens > room
+                room
+                and worker.held_tokens
+                and worker.held_tokens + self.kv_tokens(request, needed, info) > room
             )
             takes_prompt = worker.takes_prompt(
                 request.tenant.name, request.priority, self._backlog[info.pool], now
@@ -450,6 +458,7 @@ class Workers:
                     block_size=info.block_size,
                     sick=not self.health.fit(worker_id, now),
                     model=info.model,
+                    windows=info.windows,
                 )
             )
         return views

@@ -1,5 +1,5 @@
-"""Blocks without their windowed parts: whatever a sequence still reads is there, and the memory that
-blocks take never exceeds what there is.
+"""Blocks without their windowed parts: whatever a sequence still reads is there, and blocks never
+take more memory than there is.
 """
 
 from __future__ import annotations
