@@ -15,6 +15,7 @@ from kv_transfer.retry_policy import PushAttempt, RetryPolicy
 from kvrelay.errors import Internal, KvRelayError, Unavailable
 from kvrelay.messages import HandoffTarget
 from kvrelay.process.telemetry import get_logger
+from kvrelay.types.kv_layout import KvLayout
 from kvrelay.types.requests import Handoff
 from kvrelay.wire.transfer import KvOpen, KvReceipt, frame_to_bytes
 
@@ -80,21 +81,9 @@ class Push:
             if self._first_sent_at is None:
                 self._first_sent_at = self._sender.clock.now()
             layers = layers or Layers(0, len(self._sender.arena.layout.layers))
-            for run in self._runs(Run(first, tuple(blocks), layers)):
-                self._frames.add(run)
-
-    def _runs(self, run: Run) -> Iterator[Run]:
-        """The parts of the run that the decode worker needs."""
-        layout, early = self._sender.arena.layout, max(0, self.windows_from - run.first)
-        first, end = run.layers.first, run.layers.first + run.layers.num
-        while early and (first := layout.kept_from(first)) < end:
-            last = first + 1
-            while last < end and layout.kept_from(last) == last:
-                last += 1
-            yield Run(run.first, run.blocks[:early], Layers(first, last - first))
-            first = last
-        if run.blocks[early:]:
-            yield Run(run.first + early, run.blocks[early:], run.layers)
+            layout, run = self._sender.arena.layout, Run(first, tuple(blocks), layers)
+            for part in needed_runs(layout, run, self.windows_from):
+                self._frames.add(part)
 
     async def opened(self) -> None:
         """Returns when the decode worker has accepted the push, or the push has failed."""
@@ -203,3 +192,19 @@ class Push:
             raise
         finally:
             await call.close()
+
+
+def needed_runs(layout: KvLayout, run: Run, windows_from: int) -> Iterator[Run]:
+    """The parts of a run that the decode worker needs: windowed layers from the sequence's block
+    `windows_from` on.
+    """
+    early = min(max(0, windows_from - run.first), len(run.blocks))
+    first, end = run.layers.first, run.layers.first + run.layers.num
+    while early and (first := layout.kept_from(first)) < end:
+        last = first + 1
+        while last < end and layout.kept_from(last) == last:
+            last += 1
+        yield Run(run.first, run.blocks[:early], Layers(first, last - first))
+        first = last
+    if run.blocks[early:]:
+        yield Run(run.first + early, run.blocks[early:], run.layers)

@@ -77,6 +77,8 @@ class ModelRunner:
         self.grammars = Grammars(loaded.folder, loaded.vocab_size, loaded.eos_token_ids)
         self.weight_bytes = weight_bytes(loaded.model)
         self.kv_bytes = layout.arena_bytes(kv.num_blocks) if kv_bytes is None else kv_bytes
+        # True if a layer attends to fewer tokens than the longest sequence of the model has.
+        self.windowed = loaded.windowed
         # Which blocks need their windowed parts; None if blocks have all parts.
         self.windows = windows
         self.kernels = "torch" if without_kernels else "native"

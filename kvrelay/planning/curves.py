@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvrelay.planning.handoff import hand_off
-from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.plan import Plan
 from kvrelay.planning.sizing.capacity import MOST, latency_context, longest_context
 
@@ -34,7 +34,7 @@ def plan_curves(plan: Plan) -> dict[str, Any]:
     return {
         "kv": {
             dtype: [
-                [tokens, KvSize(shape, dtype, plan.kv.form).sequence_bytes(tokens) / 1e9]
+                [tokens, replace(plan.kv, dtype=dtype).sequence_bytes(tokens) / 1e9]
                 for tokens in _CONTEXTS
                 if tokens <= 2 * longest
             ]

@@ -6,7 +6,7 @@ Source of the overlap: Patel et al., "Splitwise" (2024), section IV.C; Zhong et 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvrelay.planning.kv_size import KvSize
 from kvrelay.planning.roofline import Roofline
@@ -43,16 +43,17 @@ def hand_off(
     chunk = max(chunk_tokens, -(-tokens // _MAX_CHUNKS))
     computed = sent = sent_bytes = 0.0
     done = 0
+    # A prompt is sent before tokens are dropped, and KV of layers with windows for the last tokens
+    # only.
+    kv = replace(kv, budget_tokens=0)
+    behind = max(0, tokens - kv.longest_window)
+    windowed = kv.sequence_bytes(tokens) - kv.bytes_per_old_token * tokens
+    per_windowed = windowed / (tokens - behind) if tokens > behind else 0.0
     while done < tokens:
         size = min(chunk, tokens - done)
         computed += roofline.prefill_s(size, done)
         done += size
-        # Bytes of all layers; a window's later tokens replace earlier ones at the receiver.
-        new = (
-            kv.bytes_per_token * size
-            if kv.form == "native"
-            else kv.sequence_bytes(done) - sent_bytes
-        )
+        new = kv.bytes_per_old_token * size + per_windowed * min(size, max(0, done - behind))
         sent_bytes += new
         sent = max(computed, sent) + new / rate
     return Handoff(tokens, sent_bytes, sent_bytes / rate, computed, sent - computed)

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Literal
 
 from kvrelay.models.model_shape import LayerShape, ModelShape
-from kvrelay.types.kv_layout import LayerKv
+from kvrelay.types.kv_layout import ROUND, LayerKv
 
-# native: as kvrelay's engine keeps it: K and V of all heads and all tokens, and of latent attention
-# the latent vector as a key with its positions and again as a value, unless devices share the
-# layers. compact: the least that the architecture needs: each latent vector once, and only the
-# tokens of the windows, as vLLM keeps.
+# native: as kvrelay's engine keeps it: K and V of all heads and all tokens, on a CPU only those of
+# the windows; of latent attention the latent vector as a key with its positions and again as a
+# value, unless devices share the layers. compact: the least that the architecture needs: each
+# latent vector once, and only the tokens of the windows, as vLLM keeps.
 KvForm = Literal["native", "compact"]
 # Bytes of one value.
 KV_DTYPES = {"float32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -39,6 +39,8 @@ class KvSize:
     degree: int = 1
     # Tokens of a sequence that have KV, of the native engine's `kv.eviction`; 0 keeps all.
     budget_tokens: int = 0
+    # Whether the device is a CPU.
+    is_cpu: bool = False
 
     def on(self, degree: int) -> KvSize:
         """Returns the KV of all of `degree` devices together, copies included."""
@@ -89,6 +91,11 @@ class KvSize:
             for layer, count in Counter(self.shape.layers).items()
         )
 
+    @property
+    def longest_window(self) -> int:
+        """The tokens that the longest window keeps; 0 if all layers keep all tokens."""
+        return max((window for window, _ in self._windows), default=0)
+
     @cached_property
     def _windows(self) -> list[tuple[int, float]]:
         """(tokens, bytes per token) of each window."""
@@ -101,8 +108,12 @@ class KvSize:
 
     def _window(self, layer: LayerShape) -> int:
         """The tokens that the layer keeps; 0 for all."""
-        limits = [self.budget_tokens, layer.window if self.form == "compact" else 0]
-        return min((limit for limit in limits if limit), default=0)
+        window = 0
+        if layer.window and self.form == "compact":
+            window = layer.window
+        elif layer.window and self.is_cpu and self.degree == 1:
+            window = layer.window + ROUND
+        return min((limit for limit in (self.budget_tokens, window) if limit), default=0)
 
     def _layer_bytes(self, layer: LayerShape) -> float:
         if layer.kv is None:

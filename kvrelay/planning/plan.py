@@ -133,7 +133,13 @@ def make_plan(question: Question) -> Plan:
             f"--draft {question.draft.name}: its vocabulary has {question.draft.shape.vocab:,} "
             f"tokens and that of {model.name} {model.shape.vocab:,}; they must be the same"
         )
-    kv = KvSize(model.shape, dtype, question.kv_form, budget_tokens=question.kv_budget)
+    kv = KvSize(
+        model.shape,
+        dtype,
+        question.kv_form,
+        budget_tokens=question.kv_budget,
+        is_cpu=question.device.is_cpu,
+    )
     devices, free = _fit(question)
     kept = kv.on(devices)
     roofline = _roofline(question, kv, devices)
@@ -316,10 +322,11 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
             f"kvrelay's engine keeps {kept}; each latent vector once takes "
             f"{kib(compact.bytes_per_token)} per token (--kv-form compact)"
         )
-    if any(layer.window for layer in question.model.shape.layers) and kv.form == "native":
+    windows = any(layer.window for layer in question.model.shape.layers)
+    if windows and kv.form == "native" and not (kv.is_cpu and kv.degree == 1):
         found.append(
-            "kvrelay's engine keeps all tokens of layers with a window; --kv-form compact counts "
-            "the windows only"
+            "on GPUs and with tensor parallelism kvrelay's engine keeps all tokens of layers with "
+            "a window; --kv-form compact counts the windows only"
         )
     if kv.budget_tokens:
         found.append(

@@ -18,6 +18,7 @@ from mutants import (
     of_tenants,
     of_tiers,
     of_transfer,
+    of_windows,
     of_workers,
 )
 
@@ -38,5 +39,6 @@ _MODULES = (
     of_speculation,
     of_processes,
     of_eviction,
+    of_windows,
 )
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

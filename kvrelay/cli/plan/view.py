@@ -138,7 +138,8 @@ def _kv(plan: Plan) -> RenderableType:
     context = plan.question.context or min(4096, shape.max_position or 4096)
     table = _table("dtype", "native", "compact", f"{context:,} tokens, native")
     for dtype in KV_DTYPES:
-        native, compact = KvSize(shape, dtype, "native"), KvSize(shape, dtype, "compact")
+        native = KvSize(shape, dtype, "native", is_cpu=plan.kv.is_cpu)
+        compact = KvSize(shape, dtype, "compact")
         table.add_row(
             dtype,
             kib(native.bytes_per_token),

@@ -58,8 +58,12 @@ class PoolMemory:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens for which there is KV memory."""
-        return self.kv_bytes // self.block_bytes * self.block_size if self.block_bytes else 0
+        """Tokens for which there is KV memory, in sequences of the greatest length."""
+        if not self.block_bytes:
+            return 0
+        if self.least_kv_bytes < self._whole_sequence_bytes:
+            return int(self.kv_bytes / self.least_kv_bytes * self.longest_sequence)
+        return self.kv_bytes // self.block_bytes * self.block_size
 
     @property
     def worker_bytes(self) -> int:
@@ -70,8 +74,11 @@ class PoolMemory:
     @property
     def least_kv_bytes(self) -> int:
         """KV of one sequence of the greatest length."""
-        whole = -(-self.longest_sequence // self.block_size) * self.block_bytes
-        return self.sequence_kv_bytes or whole
+        return self.sequence_kv_bytes or self._whole_sequence_bytes
+
+    @property
+    def _whole_sequence_bytes(self) -> int:
+        return -(-self.longest_sequence // self.block_size) * self.block_bytes
 
     @property
     def sequences(self) -> int:

@@ -82,6 +82,12 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
         log.warning(
             "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
         )
+    if runner.windowed and runner.windows is None and settings.config.whole_windows:
+        log.info(
+            "kv_of_windows_kept",
+            worker=settings.worker_id,
+            reason=settings.config.whole_windows,
+        )
     if runner.not_captured:
         log.info(
             "forward_not_captured",

@@ -240,6 +240,21 @@ def test_units_are_in_the_ratio_of_the_layers(
     assert BlockUnits.of(layout(*windows)) == BlockUnits(*units)
 
 
+def test_present_parts_are_held_before_others_take_memory() -> None:
+    """Otherwise a new part could take the memory of one that is about to be held."""
+    pool = BlockPool(4, BlockUnits(1, 1), capacity=4)
+    old, new, cached = pool.allocate(3)
+    pool.hold_windows([old])
+    pool.name(old, b"1", 1)
+    pool.name(cached, b"2", 2)
+    pool.release_windows([old])
+    pool.release([cached])
+    pool.hold_windows([new, old])
+    assert pool.has_window(old)
+    assert pool.lookup(b"2", 2) is None, "it made room"
+    pool.check_integrity()
+
+
 def test_wrong_holds_of_windowed_parts_are_found() -> None:
     pool = BlockPool(4, BlockUnits(1, 1), capacity=8)
     (block,) = pool.allocate(1)
