@@ -156,6 +156,9 @@ def run(arguments: Sequence[str]) -> int:
         for command, option, remedy in _OPTIONS_ELSEWHERE:
             if re.fullmatch(command, where):
                 message = re.sub(f"(No such option: {option}).*", rf"\1; {remedy}", message)
+        if (owners := _subcommands_with(error)) and context is not None:
+            message = re.sub("( Did you mean.*)?$", "", message).rstrip(";. ")
+            message += f"; it belongs to {' and '.join(f'{where} {name}' for name in owners)}"
         if context is not None:
             message = with_variables(message, context)
             if message == "Missing command":
@@ -174,6 +177,17 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0
+
+
+def _subcommands_with(error: Any) -> list[str]:
+    """The commands of a group that have the option which the group itself lacks."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    commands: dict[str, Any] = getattr(getattr(context, "command", None), "commands", {})
+    return [
+        name
+        for name, command in commands.items()
+        if option and any(option in one.opts for one in command.params)
+    ]
 
 
 def _command_of(arguments: Sequence[str]) -> str:

@@ -136,6 +136,12 @@ def test_an_error_about_the_request_does_not_blame_the_address(
     assert "unset KVRELAY_TARGET" in capsys.readouterr().err
 
 
+def test_an_option_before_its_subcommand_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["loadtest", "--rate", "4"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "No such option: --rate; it belongs to kvrelay loadtest run; see kvrelay" in said
+
+
 @pytest.mark.parametrize(
     ("path", "option", "meant"),
     [
