@@ -157,6 +157,8 @@ class SequenceTokens:
     prefill: PrefillTimings | None = None
     # Set with the first token of an answer, if asked for.
     prompt_logprobs: PromptLogprobs | None = None
+    # Tokens before these whose KV was dropped (`kv.eviction`).
+    dropped_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,3 +241,5 @@ class Ledger:
     handoff: Handoff | None = None
     attempts: tuple[Attempt, ...] = ()
     fetch: Fetch | None = None
+    # Tokens that the last token did not attend to, since their KV was dropped (`kv.eviction`).
+    dropped_tokens: int = 0

@@ -208,7 +208,7 @@ class Fetch(_message.Message):
     def __init__(self, source: _Optional[str] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Ledger(_message.Message):
-    __slots__ = ("phases", "ttft_seconds", "second_token_gap_seconds", "decode_seconds", "e2e_seconds", "handoff", "attempts", "fetch")
+    __slots__ = ("phases", "ttft_seconds", "second_token_gap_seconds", "decode_seconds", "e2e_seconds", "handoff", "attempts", "fetch", "dropped_tokens")
     PHASES_FIELD_NUMBER: _ClassVar[int]
     TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECOND_TOKEN_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class Ledger(_message.Message):
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     ttft_seconds: float
     second_token_gap_seconds: float
@@ -225,7 +226,8 @@ class Ledger(_message.Message):
     handoff: Handoff
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     fetch: Fetch
-    def __init__(self, phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., ttft_seconds: _Optional[float] = ..., second_token_gap_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., e2e_seconds: _Optional[float] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
+    dropped_tokens: int
+    def __init__(self, phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., ttft_seconds: _Optional[float] = ..., second_token_gap_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., e2e_seconds: _Optional[float] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., dropped_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "index", "token_ids", "text", "logprobs", "finish_reason", "usage", "path", "why", "ledger", "prompt_logprobs", "system_fingerprint")

@@ -201,7 +201,7 @@ class PrefillTimings(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., fetch_seconds: _Optional[float] = ..., fetched_from: _Optional[str] = ...) -> None: ...
 
 class SequenceTokens(_message.Message):
-    __slots__ = ("request_id", "attempt", "index", "token_ids", "logprobs", "finish_reason", "prefill", "prompt_logprobs")
+    __slots__ = ("request_id", "attempt", "index", "token_ids", "logprobs", "finish_reason", "prefill", "prompt_logprobs", "dropped_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class SequenceTokens(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     index: int
@@ -218,7 +219,8 @@ class SequenceTokens(_message.Message):
     finish_reason: str
     prefill: PrefillTimings
     prompt_logprobs: _inference_pb2.PromptLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., prefill: _Optional[_Union[PrefillTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    dropped_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., prefill: _Optional[_Union[PrefillTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.PromptLogprobs, _Mapping]] = ..., dropped_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("sequences",)

@@ -34,6 +34,7 @@ def tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
         finish_reason=tokens.finish_reason or "",
         prefill=None if timings is None else to_message(pb.PrefillTimings, timings),
         prompt_logprobs=None if scores is None else prompt_logprobs_to_proto(scores),
+        dropped_tokens=tokens.dropped_tokens,
     )
 
 
@@ -60,6 +61,7 @@ def tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
         prompt_logprobs_from_proto(message.prompt_logprobs)
         if message.HasField("prompt_logprobs")
         else None,
+        max(0, message.dropped_tokens),
     )
 
 

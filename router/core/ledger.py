@@ -24,6 +24,7 @@ class Timeline:
         self._second: float | None = None
         self._last: float | None = None
         self._fetch: Fetch | None = None
+        self._dropped = 0
         # Number of marks up to the end of each attempt.
         self._attempt_ends: list[int] = []
 
@@ -56,10 +57,13 @@ class Timeline:
         self._marks += self._decoded
         self._attempt_ends.append(len(self._marks))
 
-    def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
-        """Records the arrival of `count` tokens. The worker's timings split the time since the last
-        mark; the rest is the phase `return`.
+    def tokens(
+        self, now: float, count: int, prefill: PrefillTimings | None, dropped: int = 0
+    ) -> None:
+        """Records the arrival of `count` tokens, which did not attend to `dropped` tokens. The
+        worker's timings split the time since the last mark; the rest is the phase `return`.
         """
+        self._dropped = dropped
         if self._first is None or prefill is not None:
             self._prefilled(now, prefill)
         if self._first is None:
@@ -119,6 +123,7 @@ class Timeline:
             handoff=handoff,
             attempts=self._with_phases(attempts) if len(attempts) > 1 else attempts,
             fetch=self._fetch,
+            dropped_tokens=self._dropped,
         )
 
     def _with_phases(self, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:

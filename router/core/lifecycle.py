@@ -403,7 +403,7 @@ class Lifecycle:
             self._correct_why()
         if self.model is None or self.assignment.model.full:
             self.model = self.assignment.model
-        self.timeline.tokens(now, len(token_ids), event.prefill)
+        self.timeline.tokens(now, len(token_ids), event.prefill, event.dropped_tokens)
         if self.started_at is None:
             self.started_at = now
         self.tokens += token_ids

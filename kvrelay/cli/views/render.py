@@ -313,6 +313,11 @@ def ledger_table(completion: Completion) -> RenderableType:
         lines.append(
             f"fetched from {place}: KV of {fetch.tokens} tokens in {milliseconds(fetch.seconds)}"
         )
+    if ledger.dropped_tokens:
+        lines.append(
+            f"kv.eviction: the last token did not attend to {ledger.dropped_tokens} of the tokens "
+            "before it"
+        )
     if several_attempts:
         lines += _attempt_lines(ledger.attempts)
     return Group(f"{completion.path}: {completion.why}", table, *lines)

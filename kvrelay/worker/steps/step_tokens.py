@@ -41,4 +41,5 @@ def append_tokens(
         finish_reason=finish,
         prefill=sequence.timings(context.clock.now()) if first_here else None,
         prompt_logprobs=None if scores is None else scores.result(),
+        dropped_tokens=sequence.num_dropped,
     )

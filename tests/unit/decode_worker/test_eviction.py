@@ -332,3 +332,29 @@ async def later_tokens(decode: Session, count: int) -> Answers:
 def memory_for(blocks: int) -> str:
     """Of the tiny model in float32: 2 layers, 2 heads of 12 values, K and V."""
     return f"{blocks * SIZE * 2 * 2 * 2 * 12 * 4}B"
+
+
+async def test_the_router_is_told_what_an_answer_did_not_attend_to(
+    tiny_model: Callable[..., Path],
+) -> None:
+    sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=100, ignore_eos=True)
+    long = SequenceSpec("long", 0, tuple(range(2, 62)), 60, sampling)
+    short = SequenceSpec("short", 0, tuple(range(2, 22)), 20, replace(sampling, max_tokens=9))
+    async with workers(tiny_model("llama"), config("window"), "decode-0") as running:
+        session = await running.session("decode-0")
+        told: dict[str, list[int]] = {"short": [], "long": []}
+        for one in (short, long):
+            await session.send(RunLocal(one))
+            finished = False
+            while not finished:
+                batch = await session.event()
+                assert isinstance(batch, TokenBatch)
+                for some in batch.sequences:
+                    told[some.request_id].append(some.dropped_tokens)
+                    finished = some.finish_reason is not None
+        await settled(running)
+        dropped = (await load_of(session.info)).dropped_tokens
+    assert set(told["short"]) == {0}
+    assert told["long"] == sorted(told["long"])
+    assert (told["long"][0], told["long"][-1]) == (0, dropped)
+    assert dropped > 0

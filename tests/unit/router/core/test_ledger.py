@@ -65,3 +65,11 @@ def test_the_attempts_divide_the_time_without_gaps(
     spent = [sum(seconds for _, seconds in one.phases) for one in ledger.attempts]
     assert spent == [end - start for start, end in pairwise(ends)]
     assert all(seconds >= 0 for one in ledger.attempts for _, seconds in one.phases)
+
+
+def test_the_ledger_counts_what_the_last_token_did_not_attend_to() -> None:
+    timeline = Timeline(0.0)
+    timeline.tokens(1.0, 1, PrefillTimings(0.5, 0.5, 0, 1))
+    timeline.tokens(2.0, 1, None, 16)
+    timeline.tokens(3.0, 1, None, 48)
+    assert timeline.ledger(1.0, 3.0, None, ()).dropped_tokens == 48
