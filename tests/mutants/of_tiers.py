@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "a scored prompt is computed",
         PREFILL,
-        "if scored or not self.fetches",
-        "if not self.fetches",
+        "if scored or not fetches",
+        "if not fetches",
         (
             "unit/worker/test_prefix_fetch.py::"
             "test_a_scored_prompt_is_computed_although_the_router_names_a_source",

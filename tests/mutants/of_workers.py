@@ -339,7 +339,7 @@ MUTANTS = (
     Mutant(
         "a block's content tells what came before it",
         "kvrelay/engine/kvcache/block_pool.py",
-        "self._serials[block] = self.num_contents",
+        "self._serials[block] = serial or self.num_contents",
         "self._serials[block] = 1",
         (
             "unit/engine/kvcache/test_prefix_cache.py::test_equal_tokens_after_a_collision_are_not_taken",
