@@ -32,6 +32,8 @@ log = get_logger("worker")
 class _Measured:
     # Blocks that came and had their digests.
     blocks: int = 0
+    # The tier, if reading from it is the copy to the pool and nothing else.
+    host: Tier | None = None
 
 
 class TierFetcher:
@@ -156,7 +158,7 @@ class TierFetcher:
                         copies = [block.copy for block in blocks]
                         kv = self._context.runner.kv
                         good = await in_thread(write_copies, kv, targets, copies)
-                        measured.blocks = good
+                        measured.blocks, measured.host = good, tier if tier.kind == "host" else None
                     if good:
                         farthest = max(farthest, tiers.index(tier))
                     tier.counts.hits += good
@@ -189,7 +191,10 @@ class TierFetcher:
             yield measured
         finally:
             now, cost = self._context.clock.now(), self._remote_cost if remote else self.cost
-            cost.add_read(measured.blocks * self._block_bytes, now - began, now)
+            num_bytes = measured.blocks * self._block_bytes
+            cost.add_read(num_bytes, now - began, now)
+            if measured.host is not None and num_bytes:
+                measured.host.counts.read(num_bytes, now - began)
 
     def _timeout_s(self, sequence: Sequence, blocks: int) -> float:
         """Timeout in seconds: the time to compute the tokens, within bounds and the deadline."""

@@ -185,7 +185,13 @@ class TierStore(CacheListener):
         return batch
 
     async def _copy(self, batch: Sequence[tuple[int, int, BlockKey]]) -> None:
+        began = asyncio.get_running_loop().time()
         copies = await in_thread(copies_of, self._arena, [block for block, _, _ in batch])
+        if self.tiers[0].kind == "host":
+            # The copy is all that there is to do.
+            num_bytes = len(copies) * self._arena.layout.block_bytes
+            seconds = asyncio.get_running_loop().time() - began
+            self.tiers[0].counts.written(num_bytes, seconds)
         for (block, generation, key), copy in zip(batch, copies, strict=True):
             same = self._cache.pool.generation(block) == generation
             if same and self._cache.key_of(block) == key:
