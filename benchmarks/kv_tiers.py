@@ -1,7 +1,7 @@
 """Measures what KV tiers do for conversations whose KV exceeds the memory for it.
 
     python benchmarks/kv_tiers.py --conversations 24 --turns 20
-    python benchmarks/kv_tiers.py --trace mooncake_conversation.jsonl --requests 400
+    python benchmarks/kv_tiers.py --trace mooncake_conversation.jsonl --requests 1500
 
 The load is synthetic conversations that take turns, or the first requests of a trace in Mooncake's
 format, whose equal blocks are equal tokens. It runs against several clusters, each of one decode
@@ -42,6 +42,7 @@ from kvrelay.config.config_file import load_config
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.checks.memory_plan import plan_memory
 from kvrelay.launch.local_cluster import LocalCluster
+from kvrelay.loadtest.traces.replay import block_size
 from kvrelay.process.machine import processor_name
 from kvrelay.wire.cluster import ClusterStatus
 
@@ -110,6 +111,9 @@ def configuration(
         "decode.replicas": 1,
         "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
     }
+    if options.trace is not None:
+        # So that what is equal in the trace is equal in blocks.
+        overrides["kv.block_size"] = block_size(options.length_scale)
     block_bytes, blocks = _blocks(load_config(None, overrides), load)
     memory = blocks * block_bytes
     overrides["kv.memory"] = int(1.2 * memory) if system == "unlimited" else memory // 4
@@ -235,9 +239,9 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=48, help="New prompt tokens of a turn.")
     parser.add_argument("--answer", type=int, default=24, help="Tokens of an answer.")
     parser.add_argument("--trace", type=Path, help="Trace in Mooncake's format, for the load.")
-    parser.add_argument("--requests", type=int, default=400, help="Requests of the trace.")
+    parser.add_argument("--requests", type=int, default=1500, help="Requests of the trace.")
     parser.add_argument(
-        "--length-scale", type=Fraction, default=Fraction(1, 16), help="Of the trace's lengths."
+        "--length-scale", type=Fraction, default=Fraction(1, 32), help="Of the trace's lengths."
     )
     parser.add_argument("--longest", type=int, default=3072, help="Tokens of a trace's request.")
     parser.add_argument("--concurrency", type=int, default=2)

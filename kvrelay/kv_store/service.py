@@ -22,6 +22,7 @@ from kvrelay.protocol_version import Protocol, ours
 from kvrelay.wire.kv_frame import KvBlocks, KvOpen
 from kvrelay.wire.status import abort
 from kvrelay.wire.store import (
+    MAX_CALLS,
     MAX_FRAME_EXTRA,
     StoreBlocks,
     StoreStatus,
@@ -38,8 +39,6 @@ from kvrelay.wire.transfer import frame_from_bytes
 from kvrelay.wire.transfer import pb as transfer_pb
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
 
-# Calls of one connection at a time.
-MAX_CALLS = 32
 # Puts of all connections that are read at a time. Each has one frame in memory.
 MAX_PUTS = 8
 # Seconds that a Put may take between two frames.

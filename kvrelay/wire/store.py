@@ -21,6 +21,7 @@ from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [
     "MAX_BLOCK_BYTES",
+    "MAX_CALLS",
     "MAX_CALL_BLOCKS",
     "MAX_FRAME_EXTRA",
     "SERVICE_NAME",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["KvStoreService"].full_name
+# Calls of one connection at a time.
+MAX_CALLS = 64
 # Blocks of one call.
 MAX_CALL_BLOCKS = 1024
 # Bytes of the largest block that a store takes.

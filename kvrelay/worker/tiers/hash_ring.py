@@ -12,6 +12,7 @@ from hashlib import blake2b
 # Points of each store. More points spread the blocks more evenly: with 160, the share of a store is
 # within about 20 % of the mean.
 POINTS = 160
+_POINT_BYTES = 8
 _PERSON = b"kvr ring"
 
 
@@ -33,9 +34,10 @@ class HashRing:
 
     def place(self, key: bytes, works: Callable[[str], bool] = lambda _: True) -> str | None:
         """The store of a block: the first one after the block's point that works; None if none
-        does. So the blocks of a store that does not work go to all others evenly.
+        does. So the blocks of a store that does not work go to all others evenly. The key is a
+        hash, whose first bytes are the point.
         """
-        start = bisect_right(self._points, _point(key))
+        start = bisect_right(self._points, int.from_bytes(key[:_POINT_BYTES], "big"))
         refused: set[str] = set()
         for step in range(len(self._names)):
             name = self._names[(start + step) % len(self._names)]
@@ -50,4 +52,5 @@ class HashRing:
 
 
 def _point(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8, person=_PERSON).digest(), "big")
+    digest = blake2b(data, digest_size=_POINT_BYTES, person=_PERSON).digest()
+    return int.from_bytes(digest, "big")

@@ -101,8 +101,7 @@ class RemoteTier:
 
     def holds(self, key: BlockKey) -> bool:
         """True if the block waits here. What stores hold is asked for by `probe`."""
-        link = self._link(key)
-        return link is not None and link.waits(key.identity) is not None
+        return any(link.waits(key.identity) is not None for link in self._links.values())
 
     def touch(self, key: BlockKey) -> bool:
         """True if the block waits, or its store had it a short time ago."""

@@ -22,6 +22,7 @@ from kvrelay.wire.kv_frame import KvBlocks, KvOpen
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.store import (
     MAX_CALL_BLOCKS,
+    MAX_CALLS,
     StoreBlocks,
     StoreStatus,
     store_find,
@@ -92,6 +93,8 @@ class StoreLink:
         self._known: OrderedDict[bytes, float] = OrderedDict()
         # Blocks that the store has to forget.
         self._doomed: list[bytes] = []
+        # Searches and reads at a time. A store refuses more calls of one connection.
+        self._calls = asyncio.Semaphore(MAX_CALLS // 2)
         self._wake = asyncio.Event()
         self._lost = asyncio.Event()
         self._pause = _PAUSE_S
@@ -256,8 +259,9 @@ class StoreLink:
         try:
             for first in range(0, len(identities), MAX_CALL_BLOCKS):
                 part = identities[first : first + MAX_CALL_BLOCKS]
-                channel = self._channels.get(self.address)
-                found += await store_find(channel, self._named(part), _FIND_S)
+                async with self._calls:
+                    channel = self._channels.get(self.address)
+                    found += await store_find(channel, self._named(part), _FIND_S)
         except (grpc.RpcError, KvRelayError) as error:
             self._failed("find", error)
             return [False] * len(identities)
@@ -275,7 +279,8 @@ class StoreLink:
         try:
             for first in range(0, len(keys), MAX_CALL_BLOCKS):
                 part = keys[first : first + MAX_CALL_BLOCKS]
-                await self._get(part, found)
+                async with self._calls:
+                    await self._get(part, found)
                 if len(found) < first + len(part):
                     break
         except BadBlockFile as error:

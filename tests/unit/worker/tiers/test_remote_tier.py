@@ -137,6 +137,18 @@ async def test_a_block_in_doubt_is_forgotten() -> None:
         assert await tier.tier.probe([key(1), key(2)]) == 2
 
 
+async def test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_link.StoreLink, "forget", lambda *_: None)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(stored(1), stored(2))
+        tier.tier.forget(key(2))
+        assert len(held) == 2
+        assert await tier.tier.probe([key(1), key(2)]) == 1
+
+
 async def test_a_full_store_gives_up_old_blocks_and_takes_new_ones() -> None:
     room = 10
     frame = BLOCK_BYTES + 128 + 32
