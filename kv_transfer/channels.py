@@ -37,6 +37,8 @@ class Channels:
     def __init__(self, layout: KvLayout, credentials: Credentials | None = None) -> None:
         self._options = [
             ("grpc.max_send_message_length", message_bytes(layout)),
+            # A store returns blocks.
+            ("grpc.max_receive_message_length", message_bytes(layout)),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", 2 * _PING_MS),
             # Timeout of the pings that measure bandwidth.

@@ -59,9 +59,12 @@ NESTED = {
     "kv.eviction.method": "How the tokens to drop are chosen.",
     "kv.eviction.budget_tokens": "Tokens of one sequence that have KV when it drops some. A prompt "
     "is computed whole before.",
-    "kv.tiers.kind": "`host`: memory of the worker's process. `disk`: files.",
-    "kv.tiers.size": "Bytes of one worker.",
+    "kv.tiers.kind": "`host`: memory of the worker's process. `disk`: files. `remote`: stores that "
+    "several hosts share.",
+    "kv.tiers.size": "Bytes of one worker. A `remote` tier has none; each store has its own.",
     "kv.tiers.path": "Folder of a disk tier, relative to this file. Workers of one host share it.",
+    "kv.tiers.addresses": "`remote`: HOST:PORT of each `kvrelay kv-store`, the same for "
+    "all workers.",
     "*.num_cpus": "CPUs that Ray reserves for one worker.",
     "*.num_gpus": "GPUs that Ray reserves for one worker. Above 0, the worker runs on a GPU.",
     "*.custom": "Custom Ray resources, `NAME: AMOUNT`.",

@@ -32,7 +32,7 @@ import kvrelay.v1
 from kvrelay.state.registry_codec import encode
 from kvrelay.types.control_plane import RouterLoad, ScalingDecision
 from kvrelay.types.workers import PendingWorker, WorkerInfo
-from kvrelay.wire import cluster, inference, transfer, worker
+from kvrelay.wire import cluster, inference, store, transfer, worker
 from kvrelay.wire.encoding import varint
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "unit" / "wire" / "golden"
@@ -49,11 +49,13 @@ WORDS = {
     "code": "UNAVAILABLE",
     "path": "local",
     "address": "127.0.0.1:50051",
+    "StoreBlocksRequest.layout_hash": "0123456789abcdef",
 }
 # Values of fields of bytes that have to be whole keys.
 KEYS = {
     "CacheUpdate.stored": bytes(range(1, 17)),
     "CacheUpdate.removed": bytes(range(17, 25)),
+    "StoreBlocksRequest.identities": bytes(range(1, 65)),
 }
 CONVERTERS = {
     "SessionRequest": worker.command_from_proto,
@@ -65,6 +67,8 @@ CONVERTERS = {
     "GenerateResponse": inference.response_from_proto,
     "ListModelsResponse": inference.models_from_proto,
     "ClusterStatus": cluster.cluster_status_from_proto,
+    "StoreBlocksRequest": store.store_blocks_from_proto,
+    "GetStoreStatusResponse": store.status_from_proto,
 }
 
 

@@ -282,6 +282,11 @@ def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
                 f"{size(free)} free."
                 + (" That is too little for all workers." if all_workers > free else "")
             )
+        if one.stores:
+            yield (
+                f"Tier remote of each {one.pool} worker: the stores {', '.join(one.stores)}, which "
+                "`kvrelay kv-store` runs."
+            )
 
 
 def _free_bytes(folder: Path) -> int:

@@ -22,6 +22,7 @@ from kvrelay.cli import (
     controller,
     demo,
     generate,
+    kv_store,
     pools,
     router,
     serve,
@@ -62,6 +63,7 @@ for command in (
     pools.restart,
     router.router,
     controller.controller,
+    kv_store.kv_store,
     certs.certs,
     version.version,
 ):

@@ -13,6 +13,7 @@ from kvrelay.config.model_sections import ModelSections
 from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK, Sentinels, without_password
 from kvrelay.config.section import WITH_UNITS, BadValue, Section
 from kvrelay.config.security import SecurityConfig
+from kvrelay.config.tiers import TierConfig
 from kvrelay.loopback import is_loopback
 from kvrelay.types.workers import POOLS
 
@@ -125,6 +126,30 @@ class ClusterConfig(ModelSections):
             raise BadValue(
                 _exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stores_are_trusted(self) -> ClusterConfig:
+        """Rejects a store on another host unless the connection to it is encrypted and the store
+        shows a certificate.
+        """
+        if self.security.tls is not None:
+            return self
+        named = [(("models", key), one) for key, one in self.models.items()]
+        sections: list[tuple[tuple[str, ...], ModelSections]] = [((), self), *named]
+        for at, one in sections:
+            tiers: list[tuple[tuple[str, ...], tuple[TierConfig, ...]]]
+            tiers = [(("kv",), one.kv.tiers)]
+            tiers += [((pool, "kv"), one.pool(pool).kv.tiers or ()) for pool in POOLS]
+            for where, listed in tiers:
+                for index, tier in enumerate(listed):
+                    for address in tier.addresses:
+                        if not is_loopback(address):
+                            raise BadValue(
+                                f"{address} is not a loopback address and needs security.tls; set "
+                                "it, or name stores on 127.0.0.1, localhost or [::1]",
+                                (*at, *where, "tiers", index, "addresses"),
+                            )
         return self
 
     @property

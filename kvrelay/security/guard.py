@@ -24,6 +24,8 @@ ALLOWED: Mapping[str, tuple[Role, ...]] = {
     # Controllers use a router's certificate; they drain workers.
     "kvrelay.v1.WorkerService": ("router",),
     "kvrelay.v1.KvTransferService": ("worker",),
+    # A store uses a worker's certificate too.
+    "kvrelay.v1.KvStoreService": ("worker",),
     "kvrelay.v1.ClusterService": ("admin",),
     "kvrelay.v1.InferenceService": ("client", "admin"),
     "grpc.reflection.v1alpha.ServerReflection": ("client", "admin"),

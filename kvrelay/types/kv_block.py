@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from dataclasses import dataclass
 
 IDENTITY_BYTES = 32
+_DIGITS = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,13 @@ def tenant_folder(tenant: str) -> str:
     so it never becomes part of a path.
     """
     return hashlib.blake2b(tenant.encode(), digest_size=8, person=b"kvr tenant").hexdigest()
+
+
+def is_tenant_folder(text: str) -> bool:
+    """Whether the text can be a result of `tenant_folder`."""
+    return _DIGITS.fullmatch(text) is not None
+
+
+def is_layout_hash(text: str) -> bool:
+    """Whether the text can be the hash of a KV layout: 16 hexadecimal digits."""
+    return _DIGITS.fullmatch(text) is not None

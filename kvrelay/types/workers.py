@@ -20,8 +20,8 @@ _FINGERPRINT = re.compile(
 )
 
 
-# host: memory outside of the block pool. disk: files.
-TierKind = Literal["host", "disk"]
+# host: memory outside of the block pool. disk: files. remote: stores that several hosts share.
+TierKind = Literal["host", "disk", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,16 @@ class TierLoad:
     misses: int = 0
     stored: int = 0
     evicted: int = 0
-    # Blocks that were lost because the tier was too slow for them.
+    # Blocks that were lost because the tier was too slow for them, or failed.
     dropped: int = 0
     errors: int = 0
-    # The last error; empty if the tier works.
+    # The last error; empty if there was none.
     error: str = ""
     # Bytes per second, as measured; 0 until then.
     read_rate: float = 0.0
     write_rate: float = 0.0
+    # Stores of a remote tier that are skipped now, because they failed or did not answer in time.
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

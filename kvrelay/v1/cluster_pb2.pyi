@@ -35,7 +35,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("kind", "size_bytes", "used_bytes", "blocks", "hits", "misses", "stored", "evicted", "dropped", "errors", "error", "read_rate", "write_rate")
+    __slots__ = ("kind", "size_bytes", "used_bytes", "blocks", "hits", "misses", "stored", "evicted", "dropped", "errors", "error", "read_rate", "write_rate", "skipped")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class TierStatus(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     READ_RATE_FIELD_NUMBER: _ClassVar[int]
     WRITE_RATE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     size_bytes: int
     used_bytes: int
@@ -62,7 +63,8 @@ class TierStatus(_message.Message):
     error: str
     read_rate: float
     write_rate: float
-    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., stored: _Optional[int] = ..., evicted: _Optional[int] = ..., dropped: _Optional[int] = ..., errors: _Optional[int] = ..., error: _Optional[str] = ..., read_rate: _Optional[float] = ..., write_rate: _Optional[float] = ...) -> None: ...
+    skipped: int
+    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., stored: _Optional[int] = ..., evicted: _Optional[int] = ..., dropped: _Optional[int] = ..., errors: _Optional[int] = ..., error: _Optional[str] = ..., read_rate: _Optional[float] = ..., write_rate: _Optional[float] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s", "tensor_parallel", "busy_share", "blocks_leased", "prompt_tokens_per_second", "unfit", "protocol", "model_id", "engine", "tiers", "dropped_tokens", "adapters")

@@ -37,7 +37,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class KvOpen(_message.Message):
-    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest", "sender", "capability", "adapter", "protocol")
+    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest", "sender", "capability", "adapter", "identities", "tenant", "protocol")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class KvOpen(_message.Message):
     SENDER_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -71,8 +73,10 @@ class KvOpen(_message.Message):
     sender: str
     capability: str
     adapter: str
+    identities: bytes
+    tenant: str
     protocol: _cluster_pb2.Protocol
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ..., adapter: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ..., adapter: _Optional[str] = ..., identities: _Optional[bytes] = ..., tenant: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class KvLayout(_message.Message):
     __slots__ = ("layers", "block_size", "dtype", "word", "ranks", "windows")

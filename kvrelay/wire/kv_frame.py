@@ -71,6 +71,10 @@ class KvOpen:
     protocol: Protocol = field(default_factory=ours)
     # Hash of the files of the adapter that the KV is computed with; empty for the base model.
     adapter: str = ""
+    # To a store: the identities of the blocks, one after the other. See `BlockKey`.
+    identities: bytes = b""
+    # To a store: 16 hexadecimal digits that stand for the tenant.
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,19 @@ _GAUGES = (
     ("kv_tier_blocks", "blocks", "KV blocks in a tier."),
     ("kv_tier_read_bytes_per_second", "read_rate", "Measured rate of reading from a tier."),
     ("kv_tier_write_bytes_per_second", "write_rate", "Measured rate of writing to a tier."),
+    ("kv_tier_stores_skipped", "skipped", "Stores that failed or did not answer, and are skipped."),
 )
 _COUNTERS = (
     ("kv_tier_hits", "hits", "KV blocks that came back from a tier."),
     ("kv_tier_misses", "misses", "KV blocks of prompts that neither the cache nor a tier had."),
     ("kv_tier_stored", "stored", "KV blocks that a tier stored."),
     ("kv_tier_evicted", "evicted", "KV blocks that a tier evicted."),
-    ("kv_tier_dropped", "dropped", "KV blocks that were lost because a tier was too slow."),
-    ("kv_tier_errors", "errors", "Errors of a tier: of the disk, or damaged files."),
+    (
+        "kv_tier_dropped",
+        "dropped",
+        "KV blocks that were lost because a tier was too slow or failed.",
+    ),
+    ("kv_tier_errors", "errors", "Errors of a tier: of the disk or a store, or damaged blocks."),
 )
 
 

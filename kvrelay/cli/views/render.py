@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvrelay.client import Completion
     from kvrelay.types.control_plane import RouterLoad, ScalingDecision
     from kvrelay.types.requests import Attempt, Handoff
+    from kvrelay.types.workers import TierLoad
     from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 
 # Columns of the full table of workers.
@@ -236,7 +237,7 @@ def _tier_table(status: ClusterStatus) -> Table:
                 size(tier.used_bytes),
                 size(tier.size_bytes),
                 *map(str, counts),
-                tier.error or "-",
+                _skipped(tier) + (tier.error or "-"),
             )
     return table
 
@@ -245,11 +246,15 @@ def _tier_lines(status: ClusterStatus) -> Iterator[str]:
     """What the table of tiers shows, for a narrow terminal."""
     for worker in (worker for pool in status.pools for worker in pool.workers):
         for tier in worker.load.tiers:
-            error = f", {tier.errors} errors: {tier.error}" if tier.errors else ""
+            error = f", {tier.errors} errors: {_skipped(tier)}{tier.error}" if tier.errors else ""
             yield (
                 f"\n{worker.worker_id} {tier.kind}: {size(tier.used_bytes)} of "
                 f"{size(tier.size_bytes)}, {tier.hits} hits{error}"
             )
+
+
+def _skipped(tier: TierLoad) -> str:
+    return f"{tier.skipped} stores skipped: " if tier.skipped else ""
 
 
 def size_change(decision: ScalingDecision) -> str:

@@ -44,10 +44,11 @@ class PoolMemory:
     longest_sequence: int
     # Why `kv.memory: auto` chooses these bytes, or why they are unknown. Empty for a size.
     auto: str = ""
-    # Tiers behind the KV cache: bytes of host memory, bytes of files, and their folder.
+    # Tiers behind the KV cache: bytes of host memory, bytes of files, and their folder; stores.
     host_tier_bytes: int = 0
     disk_tier_bytes: int = 0
     disk_tier_path: str = ""
+    stores: tuple[str, ...] = ()
     # Weights, as far as they are known, and KV of the draft model.
     draft_weight_bytes: int = 0
     draft_kv_bytes: int = 0
@@ -134,7 +135,7 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
         )
         check_dtype(kv.dtype, layout.layers if layout else ())
         tiers = {one.kind: one for one in kv.tiers}
-        host, disk = tiers.get("host"), tiers.get("disk")
+        host, disk, remote = tiers.get("host"), tiers.get("disk"), tiers.get("remote")
         found = PoolMemory(
             pool,
             section.replicas,
@@ -143,9 +144,10 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
             layout.block_bytes if layout else 0,
             kv.block_size,
             longest or 0,
-            host_tier_bytes=0 if host is None else host.size,
-            disk_tier_bytes=0 if disk is None else disk.size,
+            host_tier_bytes=0 if host is None else host.size_bytes,
+            disk_tier_bytes=0 if disk is None else disk.size_bytes,
             disk_tier_path="" if disk is None else disk.path,
+            stores=() if remote is None else remote.addresses,
             draft_weight_bytes=drafting.weight_bytes if drafting and pool == "decode" else 0,
             draft_kv_bytes=drafting.kv_bytes if drafting and pool == "decode" else 0,
             head_copy_bytes=packed_bytes - model_bytes,

@@ -23,9 +23,16 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 @asynccontextmanager
 async def worker_server(
-    host: str, max_message_bytes: int, credentials: Credentials | None, guard: RoleGuard | None
+    host: str,
+    max_message_bytes: int,
+    credentials: Credentials | None,
+    guard: RoleGuard | None,
+    *,
+    port: int = 0,
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    """A server on a free port of `host`, not yet started."""
+    """A server on a port of `host`, 0 for a free one, and its HOST:PORT. Not yet started. Raises
+    RuntimeError if the port is not available.
+    """
     server = grpc.aio.server(
         interceptors=() if guard is None else (guard,),
         options=[
@@ -45,8 +52,8 @@ async def worker_server(
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ],
     )
-    port = listen(server, f"{host}:0", credentials)
+    bound = listen(server, f"{host}:{port}", credentials)
     try:
-        yield server, f"{host}:{port}"
+        yield server, f"{host}:{bound}"
     finally:
         await server.stop(STOP_GRACE_S)

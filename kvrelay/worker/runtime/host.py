@@ -101,7 +101,9 @@ def worker_builder(
         )
         tiers = None
         if kv.tiers:
-            tiers = TierStore.build(kv.tiers, cache, runner.kv, runner.stored_layout, clock)
+            tiers = TierStore.build(
+                kv.tiers, cache, runner.kv, runner.stored_layout, clock, sender.channels
+            )
         context = WorkerContext(identity, config, runner, cache, sender, clock, tiers, draft=draft)
         return Worker(context, build_stage)
 

@@ -67,8 +67,8 @@ class DiskTier:
     ) -> None:
         self.size_bytes = size_bytes
         self.counts = TierCounts()
-        # Set when the tier may have room again, or has nothing left to write.
-        self.drained = asyncio.Event()
+        # Set when the tier may have room again.
+        self._drained = asyncio.Event()
         self._folder = folder
         self._block_bytes = block_bytes
         self._file_bytes = file_bytes(block_bytes)
@@ -117,6 +117,16 @@ class DiskTier:
     def is_drained(self) -> bool:
         """True if there is nothing to write, or nothing can be written."""
         return not self._waiting or not self.works
+
+    async def wait_for_room(self) -> None:
+        """See `Tier.wait_for_room`."""
+        self._drained.clear()
+        if not self.has_room:
+            await self._drained.wait()
+
+    def unsaved(self) -> tuple[StoredBlock, ...]:
+        """See `Tier.unsaved`."""
+        return ()
 
     def holds(self, key: BlockKey) -> bool:
         """True if the block is in this worker's folder, or waits to be written."""
@@ -231,7 +241,7 @@ class DiskTier:
                 log.exception("kv_tier_failed", tier=self.kind)
                 note_error(self.counts, self.kind, "run", repr(error))
                 worked = False
-            self.drained.set()
+            self._drained.set()
             if worked:
                 pause = _PAUSE_S
                 continue
@@ -239,10 +249,10 @@ class DiskTier:
             # What waits is old when the disk works again.
             self.counts.dropped += len(self._waiting)
             self._waiting.clear()
-            self.drained.set()
+            self._drained.set()
             await asyncio.sleep(pause)
             self._paused = False
-            self.drained.set()
+            self._drained.set()
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _try_to_open(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from kvrelay.types.kv_block import BlockKey
@@ -38,7 +39,22 @@ class HostTier:
         """Memory is never behind."""
         return self._index.capacity > 0
 
-    def blocks(self) -> tuple[StoredBlock, ...]:
+    @property
+    def works(self) -> bool:
+        """Memory does not fail."""
+        return True
+
+    @property
+    def is_drained(self) -> bool:
+        """What is offered is stored at once."""
+        return True
+
+    async def wait_for_room(self) -> None:
+        """See `Tier.wait_for_room`. Memory without room for a block never has any."""
+        if not self.has_room:
+            await asyncio.Event().wait()
+
+    def unsaved(self) -> tuple[StoredBlock, ...]:
         """All blocks."""
         return tuple(self._blocks.values())
 
@@ -61,6 +77,10 @@ class HostTier:
         self.counts.stored += 1
         return gone
 
+    async def probe(self, keys: Sequence[BlockKey]) -> int:
+        """See `Tier.probe`."""
+        return next((n for n, key in enumerate(keys) if key not in self._index), len(keys))
+
     async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
         """The leading blocks that are here."""
         found = []
@@ -79,3 +99,9 @@ class HostTier:
         """See `Tier.reject`."""
         note_error(self.counts, self.kind, "read", reason)
         self.forget(key)
+
+    async def run(self) -> None:
+        """See `Tier.run`. There is nothing to do."""
+
+    async def close(self) -> None:
+        """See `Tier.close`."""

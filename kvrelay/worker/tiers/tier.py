@@ -35,6 +35,8 @@ class TierCounts:
     error: str = ""
     read_rate: float = 0.0
     write_rate: float = 0.0
+    # Stores that are not asked now.
+    skipped: int = 0
     # Errors by what failed, for the log.
     by_reason: dict[str, int] = field(default_factory=dict)
 
@@ -51,8 +53,12 @@ class Tier(Protocol):
     """Blocks behind the pool. Lives on the worker's event loop, and never blocks it."""
 
     kind: TierKind
-    size_bytes: int
     counts: TierCounts
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the tier may take."""
+        ...
 
     @property
     def used_bytes(self) -> int:
@@ -69,8 +75,26 @@ class Tier(Protocol):
         """True if the tier takes a block now. False while it is behind."""
         ...
 
+    @property
+    def works(self) -> bool:
+        """True if the tier stores what it takes, as far as is known."""
+        ...
+
+    @property
+    def is_drained(self) -> bool:
+        """True if there is nothing to store, or nothing can be stored."""
+        ...
+
+    async def wait_for_room(self) -> None:
+        """Returns when the tier may have room."""
+        ...
+
+    def unsaved(self) -> Sequence[StoredBlock]:
+        """The blocks that end with this process."""
+        ...
+
     def holds(self, key: BlockKey) -> bool:
-        """True if the tier probably returns the block."""
+        """True if the tier probably returns the block. False also if only `probe` can tell."""
         ...
 
     def offer(self, block: StoredBlock) -> list[StoredBlock]:
@@ -79,8 +103,16 @@ class Tier(Protocol):
         """
         ...
 
+    async def probe(self, keys: Sequence[BlockKey]) -> int:
+        """The number of leading blocks that the tier probably returns. May wait for a disk or for
+        another process.
+        """
+        ...
+
     async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
-        """The leading blocks of `keys` that the tier returns. May wait for a disk."""
+        """The leading blocks of `keys` that the tier returns. May wait for a disk or for another
+        process.
+        """
         ...
 
     def touch(self, key: BlockKey) -> bool:
@@ -93,6 +125,16 @@ class Tier(Protocol):
 
     def reject(self, key: BlockKey, reason: str) -> None:
         """Gives up a block that came back damaged, and counts an error."""
+        ...
+
+    async def run(self) -> None:
+        """Opens the tier, and stores what it takes, until cancelled. May return before if there is
+        nothing to do.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends the tier. Call it when `run` has ended."""
         ...
 
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 # Seconds of a read without its bytes: two changes of thread, and the opening of files.
 _LATENCY_S = 0.002
+# The same for stores: a search, and a call to each.
+REMOTE_LATENCY_S = 0.005
 # Bytes per second, until there is a measurement: that of an SSD. A first read that is slower than
 # this is given up after the time of computing.
 FIRST_GUESS = 2e9
+# The same for stores: that of a network.
+REMOTE_GUESS = 0.5e9
 # Weight of the newest measurement.
 _WEIGHT = 0.3
 # Seconds in which the expected rate doubles without a new measurement, up to FIRST_GUESS. So a disk
@@ -28,24 +32,34 @@ class TierCost:
     bytes_per_second: float = 0.0
     # Time of the last measurement of reading.
     measured_at: float = 0.0
+    # Bytes per second until there is a measurement, and seconds of a read without its bytes.
+    first_guess: float = FIRST_GUESS
+    latency_s: float = _LATENCY_S
 
     def expected_rate(self, now: float) -> float:
         """The rate of reading that is expected now, in bytes per second."""
         if not self.bytes_per_second:
-            return FIRST_GUESS
+            return self.first_guess
         doublings = min(max(0.0, now - self.measured_at) / DOUBLING_S, 64.0)
-        return min(self.bytes_per_second * 2**doublings, max(self.bytes_per_second, FIRST_GUESS))
+        most = max(self.bytes_per_second, self.first_guess)
+        return min(self.bytes_per_second * 2**doublings, most)
 
-    def is_read_faster(self, tokens: int, num_bytes: int, now: float) -> bool:
+    def read_s(self, num_bytes: int, now: float) -> float:
+        """Seconds that a read is predicted to take; 0 for no bytes."""
+        return self.latency_s + num_bytes / self.expected_rate(now) if num_bytes else 0.0
+
+    def is_read_faster(
+        self, tokens: int, num_bytes: int, now: float, besides_s: float = 0.0
+    ) -> bool:
         """True if reading `num_bytes`, which include reads under way, is predicted to end sooner
         than computing. Also true before the first measurement of computing, and false for no
-        tokens.
+        tokens. besides_s: seconds of reads from elsewhere, which come before or after.
         """
         if not tokens:
             return False
         if not self.tokens_per_second:
             return True
-        seconds = _LATENCY_S + num_bytes / self.expected_rate(now)
+        seconds = besides_s + self.read_s(num_bytes, now)
         return seconds < tokens / self.tokens_per_second
 
     def add_compute(self, tokens: int, seconds: float) -> None:
@@ -59,7 +73,7 @@ class TierCost:
         """
         # At least a byte, so that the rate is never 0, which means unmeasured. At most 1 TB/s,
         # since a short time is measured inexactly.
-        rate = min(max(num_bytes, 1) / max(seconds - _LATENCY_S, 1e-6), 1e12)
+        rate = min(max(num_bytes, 1) / max(seconds - self.latency_s, 1e-6), 1e12)
         self.bytes_per_second = _mean(self.bytes_per_second, rate)
         self.measured_at = now
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from kv_transfer.blocks.arena import Arena
 from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.single_blocks import copies_of
+from kv_transfer.channels import Channels
 from kvrelay.clock import Clock
 from kvrelay.config.tiers import TierConfig
 from kvrelay.engine.kvcache.cache_listener import CacheListener
@@ -19,6 +21,7 @@ from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.workers import TierLoad
 from kvrelay.worker.tiers.disk_tier import DiskTier
 from kvrelay.worker.tiers.host_tier import HostTier
+from kvrelay.worker.tiers.remote_tier import RemoteTier
 from kvrelay.worker.tiers.slot_folder import SlotFolder
 from kvrelay.worker.tiers.tier import StoredBlock, Tier
 
@@ -40,11 +43,15 @@ class TierStore(CacheListener):
     not change: a copy takes no hold on its block. A block whose number of allocations is the same
     before and after a copy has not been written to meanwhile. Otherwise the copy is discarded.
 
-    What a tier gives up goes to the next tier. Lives on the event loop that owns the cache.
+    What a tier gives up goes to the next tier. A remote tier gets each block at once, so that other
+    hosts can use it while this one has it. Lives on the event loop that owns the cache.
     """
 
     def __init__(self, cache: KvCache, arena: Arena, tiers: Sequence[Tier]) -> None:
+        """tiers: nearest first; one at least."""
         self.tiers = tuple(tiers)
+        self._own = tuple(tier for tier in tiers if tier.kind != "remote")
+        self._shared = next((tier for tier in tiers if tier.kind == "remote"), None)
         self._cache = cache
         self._arena = arena
         # Cached blocks that may have no copy, next to be evicted first, with the number of their
@@ -63,18 +70,22 @@ class TierStore(CacheListener):
         arena: Arena,
         layout: str,
         clock: Clock,
+        channels: Channels,
     ) -> TierStore:
         """Builds the tiers of a worker. `run` opens them. Workers with the same `layout` read each
-        other's files.
+        other's blocks. channels: connections to stores.
         """
         block_bytes = arena.layout.block_bytes
         tiers: list[Tier] = []
         for config in configs:
-            if config.kind == "host":
-                tiers.append(HostTier(config.size, block_bytes))
-            else:
-                folder = SlotFolder(Path(config.path), layout, block_bytes)
-                tiers.append(DiskTier(folder, config.size, block_bytes, clock))
+            match config.kind:
+                case "host":
+                    tiers.append(HostTier(config.size_bytes, block_bytes))
+                case "disk":
+                    folder = SlotFolder(Path(config.path), layout, block_bytes)
+                    tiers.append(DiskTier(folder, config.size_bytes, block_bytes, clock))
+                case "remote":
+                    tiers.append(RemoteTier(config.addresses, layout, block_bytes, channels, clock))
         return cls(cache, arena, tiers)
 
     # What the cache reports
@@ -106,14 +117,13 @@ class TierStore(CacheListener):
         """Opens the tiers and stores blocks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for tier in self.tiers:
-                if isinstance(tier, DiskTier):
-                    tasks.create_task(tier.run())
+                tasks.create_task(tier.run())
             tasks.create_task(self._store())
 
     async def _store(self) -> None:
         while True:
             self._wake.clear()
-            if not self.tiers[0].has_room:
+            if not any(tier.has_room for tier in self._fed):
                 await self._until_room()
             elif self._queue and self._is_due:
                 await self._copy_some()
@@ -136,12 +146,18 @@ class TierStore(CacheListener):
             await asyncio.sleep(1.0)
 
     async def _until_room(self) -> None:
-        """Returns when the nearest tier may have room."""
-        disk = self.tiers[0]
-        assert isinstance(disk, DiskTier), "memory always has room"
-        disk.drained.clear()
-        if not disk.has_room:
-            await disk.drained.wait()
+        """Returns when a tier that gets blocks from the pool may have room."""
+        waits = [asyncio.create_task(tier.wait_for_room()) for tier in self._fed]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    @property
+    def _fed(self) -> tuple[Tier, ...]:
+        """The tiers that get blocks from the pool."""
+        return self._own[:1] if self._shared is None else (*self._own[:1], self._shared)
 
     def _next_batch(self) -> list[tuple[int, int, BlockKey]]:
         """Blocks to copy, with the numbers of their allocations, and their keys."""
@@ -158,23 +174,38 @@ class TierStore(CacheListener):
                 self.tiers[0].counts.dropped += 1
             # A block that is held again comes again when it is released.
             elif key is not None and pool.is_cached(block):
-                touched = [tier.touch(key) for tier in self.tiers]
-                if not any(touched):
+                touched = [tier.touch(key) for tier in self._own]
+                stored = not touched or any(touched)
+                # Stores that are down or behind are no reason to copy a block.
+                shared = self._shared
+                if shared is not None and shared.has_room:
+                    stored = shared.touch(key) and stored
+                if not stored:
                     batch.append((block, generation, key))
         return batch
 
     async def _copy(self, batch: Sequence[tuple[int, int, BlockKey]]) -> None:
+        began = asyncio.get_running_loop().time()
         copies = await in_thread(copies_of, self._arena, [block for block, _, _ in batch])
+        if self.tiers[0].kind == "host":
+            # The copy is all that there is to do.
+            num_bytes = len(copies) * self._arena.layout.block_bytes
+            seconds = asyncio.get_running_loop().time() - began
+            self.tiers[0].counts.written(num_bytes, seconds)
         for (block, generation, key), copy in zip(batch, copies, strict=True):
             same = self._cache.pool.generation(block) == generation
             if same and self._cache.key_of(block) == key:
-                self._offer(0, StoredBlock(key, copy))
+                stored = StoredBlock(key, copy)
+                if self._own and not any(tier.holds(key) for tier in self._own):
+                    self._offer(0, stored)
+                if self._shared is not None:
+                    self._shared.offer(stored)
             else:
                 self.tiers[0].counts.dropped += 1
 
     def _offer(self, level: int, block: StoredBlock) -> None:
-        given_up = self.tiers[level].offer(block)
-        if level + 1 < len(self.tiers):
+        given_up = self._own[level].offer(block)
+        if level + 1 < len(self._own):
             for one in given_up:
                 self._offer(level + 1, one)
 
@@ -198,49 +229,66 @@ class TierStore(CacheListener):
 
     @property
     def _works(self) -> bool:
-        return all(not isinstance(tier, DiskTier) or tier.works for tier in self.tiers)
+        return any(tier.works for tier in self._fed)
 
     async def _demote(self) -> None:
-        """Offers everything in memory to the disk behind it."""
-        for tier, behind in zip(self.tiers, self.tiers[1:], strict=False):
-            for block in tier.blocks() if isinstance(tier, HostTier) else ():
-                if isinstance(behind, DiskTier) and not behind.has_room:
+        """Offers everything in memory to the tiers behind it."""
+        for tier, behind in pairwise(self.tiers):
+            for block in tier.unsaved():
+                if not behind.has_room:
                     await self._settle()
                 behind.offer(block)
         await self._settle()
 
     async def _settle(self) -> None:
-        """Returns when the disk has nothing left to write."""
+        """Returns when no tier has anything left to store."""
         for tier in self.tiers:
-            while isinstance(tier, DiskTier) and not tier.is_drained:  # noqa: ASYNC110
+            while not tier.is_drained:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     # Reading
 
-    async def find(self, keys: Sequence[BlockKey]) -> int:
-        """The number of leading blocks that the tiers probably return. May wait for a disk."""
-        first = 0
-        while first < len(keys):
-            if any(tier.holds(keys[first]) for tier in self.tiers):
-                first += 1
+    async def find(self, keys: Sequence[BlockKey]) -> list[Tier]:
+        """The leading blocks that the tiers probably return: for each the tier that has it. May
+        wait for a disk and for other processes.
+        """
+        found: list[Tier] = []
+        while len(found) < len(keys):
+            key = keys[len(found)]
+            if near := next((tier for tier in self.tiers if tier.holds(key)), None):
+                found.append(near)
                 continue
-            disk = next((one for one in self.tiers if isinstance(one, DiskTier)), None)
-            more = 0 if disk is None else await disk.probe(keys[first:])
-            if not more:
-                break
-            first += more
-        return first
-
-    async def read(self, keys: Sequence[BlockKey]) -> tuple[list[StoredBlock], Tier]:
-        """The leading blocks that one tier returns, and that tier. May wait for a disk."""
-        for tier in self.tiers[:-1]:
-            end = next((n for n, key in enumerate(keys) if not tier.holds(key)), len(keys))
-            if end:
-                return await tier.read(keys[:end]), tier
             # Only up to the next block that is nearer.
-            near = next((n for n, key in enumerate(keys) if tier.holds(key)), len(keys))
-            keys = keys[:near]
-        return await self.tiers[-1].read(keys), self.tiers[-1]
+            left = keys[len(found) :]
+            left = left[: self._next_held(left)]
+            for tier in self.tiers:
+                if more := await tier.probe(left):
+                    found += [tier] * more
+                    break
+            else:
+                break
+        return found
+
+    def _next_held(self, keys: Sequence[BlockKey]) -> int:
+        """The number of leading blocks that no tier certainly has."""
+        held = (n for n, key in enumerate(keys) if any(tier.holds(key) for tier in self.tiers))
+        return next(held, len(keys))
+
+    async def read(
+        self, keys: Sequence[BlockKey], found: Sequence[Tier]
+    ) -> tuple[list[StoredBlock], Tier]:
+        """The leading blocks that one tier returns, and that tier. found: what `find` said of
+        them. May wait for a disk and for other processes.
+        """
+        tier = found[0]
+        end = next((n for n, one in enumerate(found) if one is not tier), len(found))
+        blocks = await tier.read(keys[:end])
+        if not blocks:
+            # It may have moved on since.
+            for tier in self.tiers[self.tiers.index(found[0]) + 1 :]:
+                if blocks := await tier.read(keys[:end]):
+                    break
+        return blocks, tier
 
     def load(self) -> tuple[TierLoad, ...]:
         """The state and the counts of each tier."""
@@ -259,6 +307,7 @@ class TierStore(CacheListener):
                 error=tier.counts.error,
                 read_rate=tier.counts.read_rate,
                 write_rate=tier.counts.write_rate,
+                skipped=tier.counts.skipped,
             )
             for tier in self.tiers
         )
@@ -266,5 +315,4 @@ class TierStore(CacheListener):
     async def close(self) -> None:
         """Ends the tiers. Call it when `run` has ended."""
         for tier in self.tiers:
-            if isinstance(tier, DiskTier):
-                await tier.close()
+            await tier.close()

@@ -832,13 +832,31 @@ def test_an_override_into_a_broken_section_reports_the_files_error(tmp_path: Pat
         ("{kind: dsik, path: kv, size: 1GiB}", "did you mean disk?"),
         ("{kind: disk, pth: kv, size: 1GiB}", "unknown key; did you mean path?"),
         ("{kind: disk, path: kv}", "kv.tiers[0].size: is missing"),
-        ("{kind: disk, size: 1GiB}", "a disk tier needs a path"),
-        ("{kind: host, path: kv, size: 1GiB}", "has no files"),
+        ("{kind: disk, size: 1GiB}", "path: is missing; a tier of kind disk needs a folder"),
+        ("{kind: host, path: kv, size: 1GiB}", "path: has no meaning for a tier of kind host"),
         ("{kind: host, size: 0}", "kv.tiers[0].size: must be above 0"),
         ("{kind: host, size: 1GiB}, {kind: host, size: 1GiB}", "two tiers of kind host"),
         (
             "{kind: disk, path: kv, size: 1GiB}, {kind: host, size: 1GiB}",
             "kv.tiers[1].kind: the tier of kind host comes after disk",
+        ),
+        ("{kind: remote}", "kv.tiers[0].addresses: is missing; a tier of kind remote needs"),
+        ("{kind: remote, addresses: [nowhere]}", "'nowhere' is not HOST:PORT"),
+        (
+            '{kind: remote, addresses: ["127.0.0.1:1", "127.0.0.1:1"]}',
+            "kv.tiers[0].addresses: names a store twice",
+        ),
+        (
+            '{kind: remote, addresses: ["127.0.0.1:1"], size: 1GiB}',
+            "kv.tiers[0].size: has no meaning for a tier of kind remote",
+        ),
+        (
+            '{kind: remote, addresses: ["127.0.0.1:1"]}, {kind: disk, path: kv, size: 1GiB}',
+            "kv.tiers[1].kind: the tier of kind disk comes after remote",
+        ),
+        (
+            '{kind: remote, addresses: ["10.0.0.1:50061"]}',
+            "10.0.0.1:50061 is not a loopback address and needs security.tls",
         ),
     ],
 )

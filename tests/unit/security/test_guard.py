@@ -19,9 +19,9 @@ from kvrelay.security.grpc_tls import listen, worker_channel
 from kvrelay.security.guard import ALLOWED, RoleGuard
 from kvrelay.security.key_pair import Files
 from kvrelay.security.tls_roles import ROLES, WORKER_NAME
-from kvrelay.v1 import cluster_pb2, inference_pb2, transfer_pb2, worker_pb2
+from kvrelay.v1 import cluster_pb2, inference_pb2, store_pb2, transfer_pb2, worker_pb2
 
-FILES = (worker_pb2, transfer_pb2, cluster_pb2, inference_pb2)
+FILES = (worker_pb2, transfer_pb2, store_pb2, cluster_pb2, inference_pb2)
 METHODS = [
     (service.full_name, method)
     for file in FILES
@@ -107,6 +107,7 @@ def test_the_table_knows_every_service() -> None:
     assert internal == {
         "kvrelay.v1.WorkerService",
         "kvrelay.v1.KvTransferService",
+        "kvrelay.v1.KvStoreService",
         "grpc.health.v1.Health",
     }
 

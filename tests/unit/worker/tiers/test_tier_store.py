@@ -62,7 +62,7 @@ async def test_cached_blocks_are_copied_before_they_are_evicted() -> None:
     pool = Pool()
     pool.publish(range(6 * BLOCK), 7)
     await pool.run_until(lambda: pool.host.num_blocks == 6)
-    for block in pool.host.blocks():
+    for block in pool.host.unsaved():
         assert set(block.copy.data) == {7}
         assert block.key.tenant == "tenant"
     assert pool.cache.pool.num_held == 0

@@ -1,0 +1,1 @@
+"""The process of `kvrelay kv-store`: KV blocks in memory, for the workers of several hosts."""

@@ -1,0 +1,217 @@
+"""The gRPC service of a store: KvStoreService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import grpc
+import xxhash
+
+from kvrelay.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    InvalidArgument,
+    KvRelayError,
+    ResourceExhausted,
+)
+from kvrelay.kv_store.block_store import BlockStore
+from kvrelay.protocol_version import Protocol, ours
+from kvrelay.wire.kv_frame import KvBlocks, KvOpen
+from kvrelay.wire.status import abort
+from kvrelay.wire.store import (
+    MAX_CALLS,
+    MAX_FRAME_EXTRA,
+    StoreBlocks,
+    StoreStatus,
+    asker_of_status,
+    check_opening,
+    forgotten,
+    found_to_proto,
+    pb,
+    receipt_of,
+    status_to_proto,
+    store_blocks_from_proto,
+)
+from kvrelay.wire.transfer import frame_from_bytes
+from kvrelay.wire.transfer import pb as transfer_pb
+from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
+
+# Puts of all connections that are read at a time. Each has one frame in memory.
+MAX_PUTS = 8
+# Seconds that a Put may take between two frames.
+FRAME_S = 5.0
+
+
+class KvStoreService:
+    """Serves the blocks of a `BlockStore`. Lives on one event loop, and never waits for a disk.
+
+    What a worker puts is checked before it is stored: the header names the layout, the block and
+    the length that the call has announced, and the bytes have their digest. So a block that was
+    torn or changed on its way is never stored. Workers check what they get in the same way.
+    """
+
+    def __init__(self, blocks: BlockStore) -> None:
+        self.blocks = blocks
+        # Blocks that Get returned.
+        self.found = 0
+        self._calls: Counter[str] = Counter()
+        self._puts = asyncio.Semaphore(MAX_PUTS)
+
+    @property
+    def status(self) -> StoreStatus:
+        """What the store holds now."""
+        blocks = self.blocks
+        return StoreStatus(
+            blocks.size_bytes,
+            blocks.used_bytes,
+            len(blocks),
+            blocks.num_tenants,
+            blocks.stored,
+            blocks.evicted,
+            self.found,
+        )
+
+    async def Find(
+        self, request: pb.StoreBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FindBlocksResponse:
+        """Says which blocks are here. They become the most recently used of their tenants."""
+        try:
+            with self._call(context):
+                named = _named(request)
+                layout = named.layout_hash
+                return found_to_proto(
+                    [self.blocks.touch((layout, one)) for one in named.identities]
+                )
+        except KvRelayError as error:
+            await abort(context, error)
+
+    async def Get(
+        self, request: pb.StoreBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        """Yields the frames of the leading blocks that are here."""
+        try:
+            with self._call(context):
+                named = _named(request)
+                for identity in named.identities:
+                    frame = self.blocks.get((named.layout_hash, identity))
+                    if frame is None:
+                        return
+                    self.found += 1
+                    yield frame
+        except KvRelayError as error:
+            await abort(context, error)
+
+    async def Put(
+        self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> transfer_pb.KvReceipt:
+        """Stores blocks, each as soon as it has arrived whole."""
+        try:
+            with self._call(context):
+                async with self._puts:
+                    return await self._put(request_iterator)
+        except KvRelayError as error:
+            await abort(context, error)
+
+    async def Forget(
+        self, request: pb.StoreBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ForgetBlocksResponse:
+        """Removes blocks."""
+        try:
+            with self._call(context):
+                named = _named(request)
+                for identity in named.identities:
+                    self.blocks.forget((named.layout_hash, identity))
+                return forgotten()
+        except KvRelayError as error:
+            await abort(context, error)
+
+    async def GetStoreStatus(
+        self, request: pb.GetStoreStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetStoreStatusResponse:
+        """Says how full the store is."""
+        try:
+            with self._call(context):
+                _check(asker_of_status(request))
+                return status_to_proto(self.status)
+        except KvRelayError as error:
+            await abort(context, error)
+
+    async def _put(self, frames: AsyncIterator[bytes]) -> transfer_pb.KvReceipt:
+        opening = frame_from_bytes(await _next(frames))
+        if not isinstance(opening, KvOpen):
+            raise InvalidArgument(f"a Put begins with an open frame, not {type(opening).__name__}")
+        _check(opening.protocol)
+        identities, num_bytes = check_opening(opening), 0
+        for identity in identities:
+            data = await _next(frames)
+            if not self.blocks.fits(len(data)):
+                raise ResourceExhausted(
+                    f"a block takes {len(data)} bytes, and a tenant may have "
+                    f"{self.blocks.tenant_bytes}; start the store with a larger size"
+                )
+            _check_frame(data, opening.layout_hash, identity)
+            self.blocks.put((opening.layout_hash, identity), opening.tenant, data)
+            num_bytes += len(data)
+        return receipt_of(len(identities), num_bytes)
+
+    @contextmanager
+    def _call(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Counts a call of a connection. Raises ResourceExhausted for too many."""
+        peer = context.peer()
+        if self._calls[peer] >= MAX_CALLS:
+            raise ResourceExhausted(
+                f"the connection has {MAX_CALLS} calls in progress; wait for one to end",
+                retry_after_s=1.0,
+            )
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+
+
+def _named(request: pb.StoreBlocksRequest) -> StoreBlocks:
+    named = store_blocks_from_proto(request)
+    _check(named.protocol)
+    return named
+
+
+def _check(peer: Protocol) -> None:
+    """Raises FailedPrecondition for a worker of another version."""
+    ours().check(peer, "the worker")
+
+
+async def _next(frames: AsyncIterator[bytes]) -> bytes:
+    """The next frame. Raises InvalidArgument at the end, and DeadlineExceeded after FRAME_S."""
+    try:
+        async with asyncio.timeout(FRAME_S):
+            return await anext(frames)
+    except StopAsyncIteration:
+        raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
+    except TimeoutError:
+        raise DeadlineExceeded(f"no frame arrived within {FRAME_S:g} s") from None
+
+
+def _check_frame(data: bytes, layout: str, identity: bytes) -> None:
+    """Raises InvalidArgument for a frame that does not hold the whole block that was announced, and
+    DataLoss for one whose bytes have changed.
+    """
+    frame = frame_from_bytes(data)
+    if not isinstance(frame, KvBlocks) or len(frame.payload) != 1:
+        raise InvalidArgument("an open frame is followed by frames of one block each")
+    payload = memoryview(frame.payload[0])
+    # What is stored is the frame, so that nothing is copied.
+    if len(data) - len(payload) > MAX_FRAME_EXTRA:
+        raise InvalidArgument(f"a frame has {len(data) - len(payload)} bytes beside its payload")
+    try:
+        header = BlockHeader.unpack(payload[:HEADER_BYTES].tobytes())
+        header.check(layout, identity, len(payload) - HEADER_BYTES)
+    except BadBlockFile as error:
+        raise InvalidArgument(str(error)) from None
+    if xxhash.xxh3_64_intdigest(payload[HEADER_BYTES:]) != header.digest:
+        raise DataLoss("the bytes of a block do not have their digest")

@@ -1,0 +1,199 @@
+"""A tier of stores that several hosts share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kv_transfer.channels import Channels
+from kvrelay.clock import Clock
+from kvrelay.types.kv_block import BlockKey
+from kvrelay.types.workers import TierKind
+from kvrelay.worker.tiers.hash_ring import HashRing
+from kvrelay.worker.tiers.slot_folder import stored_key
+from kvrelay.worker.tiers.store_link import StoreLink
+from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
+from kvrelay.worker.tiers.tier_errors import note_error
+
+# Bytes of blocks that wait for all stores. What comes beyond is dropped.
+STAGING_BYTES = 32 * 2**20
+# Blocks of one prompt that are looked for.
+_MAX_PROBED = 8192
+# Reads that wait for stores. Prompts beyond are computed.
+_MAX_READS = 64
+# Blocks whose KV is in doubt, and which are not read again.
+_REFUSED_KEPT = 4096
+
+
+class RemoteTier:
+    """Blocks in the memory of `kvrelay kv-store` processes. Consistent hashing over the addresses
+    says which store keeps a block. While a store does not work, its blocks go to the next one, so
+    the loss of a store loses its blocks only.
+
+    No error of a store ends a request: the KV is computed.
+    """
+
+    kind: TierKind = "remote"
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        layout: str,
+        block_bytes: int,
+        channels: Channels,
+        clock: Clock,
+    ) -> None:
+        """addresses: HOST:PORT of the stores. layout: the hash that stands for model, layout and
+        dtype of the weights.
+        """
+        self.counts = TierCounts()
+        self._drained = asyncio.Event()
+        self._ring = HashRing(addresses)
+        staging = STAGING_BYTES // len(addresses)
+        self._links = {
+            address: StoreLink(
+                address, layout, block_bytes, staging, channels, clock, self.counts, self._drained
+            )
+            for address in addresses
+        }
+        self._refused: dict[bytes, None] = {}
+        self._reading = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all stores that have answered."""
+        return sum(link.status.size_bytes for link in self._links.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that the blocks of all workers take in the stores."""
+        return sum(link.status.used_bytes for link in self._links.values())
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all workers in the stores."""
+        return sum(link.status.blocks for link in self._links.values())
+
+    @property
+    def has_room(self) -> bool:
+        """See `Tier.has_room`."""
+        return any(link.has_room for link in self._links.values())
+
+    @property
+    def works(self) -> bool:
+        """True if any store works."""
+        return any(link.works for link in self._links.values())
+
+    @property
+    def is_drained(self) -> bool:
+        """See `Tier.is_drained`."""
+        return all(link.is_drained for link in self._links.values())
+
+    async def wait_for_room(self) -> None:
+        """See `Tier.wait_for_room`."""
+        while not self.has_room:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def unsaved(self) -> tuple[StoredBlock, ...]:
+        """See `Tier.unsaved`."""
+        return ()
+
+    def holds(self, key: BlockKey) -> bool:
+        """True if the block waits here. What stores hold is asked for by `probe`."""
+        return any(link.waits(key.identity) is not None for link in self._links.values())
+
+    def touch(self, key: BlockKey) -> bool:
+        """True if the block waits, or its store had it a short time ago."""
+        link = self._link(key)
+        return link is not None and link.knows(key.identity)
+
+    def offer(self, block: StoredBlock) -> list[StoredBlock]:
+        """See `Tier.offer`."""
+        if not self.touch(block.key):
+            link = self._link(block.key)
+            self._refused.pop(block.key.identity, None)
+            if link is None or not link.offer(StoredBlock(stored_key(block.key), block.copy)):
+                self.counts.dropped += 1
+        return []
+
+    async def probe(self, keys: Sequence[BlockKey]) -> int:
+        """See `Tier.probe`. Asks all stores at the same time."""
+        keys = keys[:_MAX_PROBED]
+        end = next((n for n, key in enumerate(keys) if key.identity in self._refused), len(keys))
+        asked = self._by_link(range(end), keys)
+        held = [False] * end
+        answers = await asyncio.gather(
+            *(link.find([keys[n].identity for n in numbers]) for link, numbers in asked)
+        )
+        for (link, numbers), found in zip(asked, answers, strict=True):
+            for number, one in zip(numbers, found, strict=True):
+                held[number] = one or link.waits(keys[number].identity) is not None
+        return next((n for n, one in enumerate(held) if not one), end)
+
+    async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
+        """See `Tier.read`. Asks all stores at the same time."""
+        if self._reading >= _MAX_READS:
+            return []
+        blocks: dict[int, StoredBlock] = {}
+        wanted = []
+        for number, key in enumerate(keys):
+            link = self._link(key)
+            if link is not None and (waits := link.waits(key.identity)) is not None:
+                blocks[number] = waits
+            else:
+                wanted.append(number)
+        asked = self._by_link(wanted, keys)
+        self._reading += 1
+        began = asyncio.get_running_loop().time()
+        try:
+            answers = await asyncio.gather(
+                *(link.get([keys[n] for n in numbers]) for link, numbers in asked)
+            )
+        finally:
+            self._reading -= 1
+        num_bytes = 0
+        for (_, numbers), found in zip(asked, answers, strict=True):
+            blocks.update(zip(numbers, found, strict=False))
+            num_bytes += sum(len(block.copy.data) for block in found)
+        if num_bytes:
+            self.counts.read(num_bytes, asyncio.get_running_loop().time() - began)
+        end = next((n for n in range(len(keys)) if n not in blocks), len(keys))
+        return [blocks[n] for n in range(end)]
+
+    def forget(self, key: BlockKey) -> None:
+        """See `Tier.forget`."""
+        self._refused[key.identity] = None
+        if len(self._refused) > _REFUSED_KEPT:
+            del self._refused[next(iter(self._refused))]
+        if (link := self._link(key)) is not None:
+            link.forget(key.identity)
+
+    def reject(self, key: BlockKey, reason: str) -> None:
+        """See `Tier.reject`."""
+        note_error(self.counts, self.kind, "read", reason)
+        self.forget(key)
+
+    async def run(self) -> None:
+        """Keeps up with all stores, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for link in self._links.values():
+                tasks.create_task(link.run())
+
+    async def close(self) -> None:
+        """See `Tier.close`. The connections are those of the worker."""
+
+    def _link(self, key: BlockKey) -> StoreLink | None:
+        """The store that keeps the block now; None if none works."""
+        address = self._ring.place(key.identity, lambda one: self._links[one].works)
+        return None if address is None else self._links[address]
+
+    def _by_link(
+        self, numbers: Sequence[int], keys: Sequence[BlockKey]
+    ) -> list[tuple[StoreLink, list[int]]]:
+        """The numbers of keys by the store that keeps them."""
+        found: dict[str, list[int]] = {}
+        for number in numbers:
+            if (link := self._link(keys[number])) is not None:
+                found.setdefault(link.address, []).append(number)
+        return [(self._links[address], asked) for address, asked in found.items()]

@@ -1,0 +1,82 @@
+"""Safeguards of stores that hosts share: whose block a frame is, whether it is whole, and which
+store may be asked.
+"""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+SERVICE = "kvrelay/kv_store/service.py"
+BLOCKS = "kvrelay/kv_store/block_store.py"
+LINK = "kvrelay/worker/tiers/store_link.py"
+TIER = "kvrelay/worker/tiers/remote_tier.py"
+RING = "kvrelay/worker/tiers/hash_ring.py"
+PUTS = "unit/kv_store/test_kv_store_service.py::"
+OWN = "unit/kv_store/test_block_store.py::"
+REMOTE = "unit/worker/tiers/test_remote_tier.py::"
+
+MUTANTS = (
+    Mutant(
+        "the identity of a block that is put",
+        SERVICE,
+        "header.check(layout, identity, len(payload) - HEADER_BYTES)",
+        "header.check(layout, header.identity, len(payload) - HEADER_BYTES)",
+        (f"{PUTS}test_a_block_that_is_not_the_announced_one_is_refused",),
+    ),
+    Mutant(
+        "the digest of a block that is put",
+        SERVICE,
+        "if xxhash.xxh3_64_intdigest(payload[HEADER_BYTES:]) != header.digest:",
+        "if False:",
+        (f"{PUTS}test_a_block_that_is_not_the_announced_one_is_refused",),
+    ),
+    Mutant(
+        "the version of a worker at a store",
+        SERVICE,
+        '    ours().check(peer, "the worker")',
+        "    return",
+        (f"{PUTS}test_names_that_are_none_are_refused",),
+    ),
+    Mutant(
+        "the calls of one connection",
+        SERVICE,
+        "if self._calls[peer] >= MAX_CALLS:",
+        "if False:",
+        (f"{PUTS}test_a_connection_has_a_limited_number_of_calls",),
+    ),
+    Mutant(
+        "the tenant whose blocks go first",
+        BLOCKS,
+        "self._evict(self._largest())",
+        "self._evict(next(iter(self._order)))",
+        (f"{OWN}test_a_tenant_that_floods_the_store_pushes_out_its_own_blocks",),
+    ),
+    Mutant(
+        "the identity of a block that comes back",
+        LINK,
+        "header.check(self._layout, key.identity, self._block_bytes)",
+        "header.check(self._layout, header.identity, self._block_bytes)",
+        (f"{REMOTE}test_another_block_in_its_place_is_not_used",),
+    ),
+    Mutant(
+        "a store that failed is not asked",
+        LINK,
+        "        self.works = False\n        self._counts.dropped",
+        "        self._counts.dropped",
+        (f"{REMOTE}test_a_silent_store_is_skipped_until_it_answers",),
+    ),
+    Mutant(
+        "a block in doubt is not read from a store",
+        TIER,
+        "if key.identity in self._refused",
+        "if False",
+        (f"{REMOTE}test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it",),
+    ),
+    Mutant(
+        "the blocks of a store that does not work",
+        RING,
+        "        if works(name):",
+        "        if True:",
+        (f"{REMOTE}test_a_killed_store_loses_its_blocks_only",),
+    ),
+)

@@ -1,0 +1,345 @@
+"""A remote tier whose stores are lost, slow, full, foreign or wrong: what comes back is what was
+put, or nothing, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+from support.stores import (
+    BLOCK_BYTES,
+    LAYOUT,
+    Remote,
+    StoreProcess,
+    contents,
+    key,
+    remote,
+    store,
+    stored,
+    until,
+)
+from support.tcp_proxy import TcpProxy, proxy_to
+
+from kvrelay.kv_store.block_store import ENTRY_BYTES
+from kvrelay.protocol_version import Protocol
+from kvrelay.types.kv_block import tenant_folder
+from kvrelay.worker.tiers import remote_tier, store_link
+from kvrelay.worker.tiers.tier import StoredBlock
+
+NUMBERS = range(40)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine may be busy. Pauses are short."""
+    for name in ("_FIND_S", "_SILENCE_S", "_PUT_S", "_GET_S", "_STATUS_S"):
+        monkeypatch.setattr(store_link, name, 30.0)
+    monkeypatch.setattr(store_link, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(store_link, "_LONGEST_PAUSE_S", 0.1)
+
+
+async def all_come_back(one: Remote, numbers: range = NUMBERS) -> None:
+    keys = [key(number) for number in numbers]
+    assert await one.tier.probe(keys) == len(keys)
+    assert await one.read(*numbers) == [contents(number) for number in numbers]
+
+
+async def test_what_one_worker_puts_another_one_gets() -> None:
+    async with store() as (first, one), store() as (second, other):
+        async with remote(first, second) as putter:
+            await putter.opened()
+            await putter.put(*map(stored, NUMBERS))
+            assert putter.tier.counts.stored == len(NUMBERS)
+        # Both have a share, and nobody has all.
+        assert 0 < len(one) < len(NUMBERS)
+        assert len(one) + len(other) == len(NUMBERS)
+        async with remote(second, first) as getter:
+            await getter.opened()
+            await all_come_back(getter)
+            # A block that another worker has put is not sent again.
+            assert not getter.tier.touch(key(0)) or getter.tier.counts.stored == 0
+            await getter.put(*map(stored, NUMBERS))
+            assert getter.tier.counts.stored == 0
+            assert one.stored + other.stored == len(NUMBERS)
+
+
+async def test_a_prefix_ends_at_the_first_missing_block() -> None:
+    async with store() as (first, one), store() as (second, other), remote(first, second) as tier:
+        await tier.opened()
+        await tier.put(*map(stored, NUMBERS))
+        for blocks in (one, other):
+            for name in [one for one in blocks._entries if one[1] == key(20).identity]:
+                blocks.forget(name)
+        assert await tier.tier.probe([key(number) for number in NUMBERS]) == 20
+        assert await tier.read(*NUMBERS) == [contents(number) for number in range(20)]
+
+
+async def test_blocks_of_other_layouts_and_tenants_are_never_found() -> None:
+    async with store() as (address, held):
+        async with remote(address) as tier:
+            await (await tier.opened()).put(stored(1, "ann"), stored(2, "bob"))
+        assert {tenant_folder("ann"), tenant_folder("bob")} == held._order.keys()
+        async with remote(address, layout="f" * 16) as other:
+            await other.opened()
+            assert await other.tier.probe([key(1)]) == 0
+            assert await other.read(1) == []
+
+
+async def test_what_the_store_changed_is_not_used() -> None:
+    """Whatever bit of a frame has changed in the store: its header or its length is found here, and
+    its bytes have another digest, which the copy to the pool checks.
+    """
+    rng = random.Random(3)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(stored, NUMBERS))
+        for name in list(held._entries):
+            entry = held._entries[name]
+            frame = bytearray(entry.frame)
+            frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+            object.__setattr__(entry, "frame", bytes(frame))
+        for number in NUMBERS:
+            await tier.opened()
+            for block in await tier.tier.read([key(number)]):
+                if block.copy.data.tobytes() != contents(number):
+                    assert stored(number).copy.digest == block.copy.digest
+                    tier.tier.reject(key(number), "the bytes of a block do not have their digest")
+        assert tier.tier.counts.errors
+
+
+async def test_another_block_in_its_place_is_not_used() -> None:
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(stored(1), stored(2))
+        one, two = (held._entries[LAYOUT, key(number).identity] for number in (1, 2))
+        object.__setattr__(one, "frame", two.frame)
+        assert await tier.read(1) == []
+        assert "other tokens" in tier.tier.counts.error
+        # It is gone, and is not asked for again.
+        await until(lambda: (LAYOUT, key(1).identity) not in held)
+        assert await tier.read(2) == [contents(2)]
+
+
+async def test_a_block_in_doubt_is_forgotten() -> None:
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(stored(1), stored(2))
+        tier.tier.forget(key(1))
+        assert await tier.tier.probe([key(1)]) == 0
+        await until(lambda: len(held) == 1)
+        # Once it is computed again, it is stored again.
+        await tier.put(stored(1))
+        assert await tier.tier.probe([key(1), key(2)]) == 2
+
+
+async def test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_link.StoreLink, "forget", lambda *_: None)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(stored(1), stored(2))
+        tier.tier.forget(key(2))
+        assert len(held) == 2
+        assert await tier.tier.probe([key(1), key(2)]) == 1
+
+
+async def test_a_full_store_gives_up_old_blocks_and_takes_new_ones() -> None:
+    room = 10
+    frame = BLOCK_BYTES + 128 + 32
+    async with store(room * (frame + ENTRY_BYTES)) as (address, held), remote(address) as tier:
+        await tier.opened()
+        for number in NUMBERS:
+            await tier.put(stored(number))
+        assert len(held) <= room
+        assert held.evicted >= len(NUMBERS) - room
+        last = range(NUMBERS.stop - 5, NUMBERS.stop)
+        await all_come_back(tier, last)
+        assert not tier.tier.counts.errors
+
+
+async def test_what_is_too_much_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_tier, "STAGING_BYTES", 4 * BLOCK_BYTES)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        for number in NUMBERS:
+            tier.tier.offer(stored(number))
+        assert tier.tier.counts.dropped == len(NUMBERS) - 4
+        assert not tier.tier.has_room
+        await tier.tier.wait_for_room()
+        await until(lambda: tier.tier.is_drained)
+        assert len(held) == 4
+
+
+async def test_a_killed_store_loses_its_blocks_only() -> None:
+    killed, kept = StoreProcess(), StoreProcess()
+    again = None
+    try:
+        async with remote(killed.address, kept.address) as tier:
+            await tier.opened()
+            await tier.put(*map(stored, NUMBERS))
+            kept_blocks = [n for n in NUMBERS if await at(tier, n) == kept.address]
+            assert 0 < len(kept_blocks) < len(NUMBERS)
+            killed.kill()
+            with capture_logs() as logs:
+                await until_skipped(tier)
+            assert [one["store"] for one in logs if one["event"] == "kv_store_skipped"]
+            assert killed.address in tier.tier.counts.error
+            assert await tier.read(*kept_blocks) == [contents(n) for n in kept_blocks]
+            # Its blocks go to the other one.
+            await tier.put(*map(stored, NUMBERS))
+            await all_come_back(tier)
+            # It comes back empty, and gets its blocks again.
+            again = StoreProcess(port=int(killed.address.rpartition(":")[2]))
+            await tier.opened()
+            lost = next(n for n in NUMBERS if n not in kept_blocks)
+            assert await tier.tier.probe([key(lost)]) == 0
+            await tier.put(*map(stored, NUMBERS))
+            await all_come_back(tier)
+    finally:
+        for one in (killed, kept, again):
+            if one is not None:
+                one.close()
+
+
+async def at(tier: Remote, number: int) -> str:
+    """Where a block is placed now."""
+    link = tier.tier._link(key(number))
+    assert link is not None
+    return link.address
+
+
+async def until_skipped(tier: Remote) -> None:
+    """Asks until the loss of a store is noticed."""
+    async with asyncio.timeout(60):
+        while not tier.tier.counts.skipped:
+            await tier.tier.probe([key(number) for number in NUMBERS])
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def behind_a_proxy() -> AsyncIterator[tuple[TcpProxy, Remote]]:
+    async with (
+        store() as (address, _),
+        proxy_to(address) as proxy,
+        remote(proxy.address) as tier,
+    ):
+        await tier.opened()
+        await tier.put(*map(stored, NUMBERS))
+        yield proxy, tier
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_a_silent_store_is_skipped_until_it_answers(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with behind_a_proxy() as (proxy, tier):
+        monkeypatch.setattr(store_link, "_FIND_S", 0.2)
+        monkeypatch.setattr(store_link, "_STATUS_S", 0.2)
+        proxy.passes[direction].clear()
+        assert await tier.tier.probe([key(0)]) == 0
+        assert tier.tier.counts.skipped == 1
+        assert not tier.tier.works
+        # From now on nobody waits for it.
+        monkeypatch.setattr(store_link, "_FIND_S", 30.0)
+        assert await tier.tier.probe([key(0)]) == 0
+        assert await tier.read(0) == []
+        dropped = tier.tier.counts.dropped
+        tier.tier.offer(stored(99))
+        assert tier.tier.counts.dropped == dropped + 1
+        monkeypatch.setattr(store_link, "_STATUS_S", 30.0)
+        proxy.heal()
+        await tier.opened()
+        await all_come_back(tier)
+
+
+async def test_a_store_that_stops_within_a_read_gives_what_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with behind_a_proxy() as (proxy, tier):
+        monkeypatch.setattr(store_link, "_SILENCE_S", 0.2)
+        monkeypatch.setattr(store_link, "_STATUS_S", 0.2)
+        proxy.part()
+        assert await tier.read(*NUMBERS) == []
+        assert "no answer in time" in tier.tier.counts.error
+        proxy.heal()
+        monkeypatch.setattr(store_link, "_STATUS_S", 30.0)
+        monkeypatch.setattr(store_link, "_SILENCE_S", 30.0)
+        await tier.opened()
+        await all_come_back(tier)
+
+
+async def test_a_connection_that_breaks_is_made_again() -> None:
+    async with behind_a_proxy() as (proxy, tier):
+        for _ in range(3):
+            proxy.reset()
+            reading = tier.tier.read([key(number) for number in NUMBERS])
+            for number, block in enumerate(await reading):
+                assert block.copy.data.tobytes() == contents(number)
+            async with asyncio.timeout(60):
+                while await tier.tier.probe([key(number) for number in NUMBERS]) != len(NUMBERS):
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_store_of_another_version_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = Protocol(9, 9, (), "9.0")
+    monkeypatch.setattr("kvrelay.kv_store.service.ours", lambda: newer)
+    async with store() as (address, held), remote(address) as tier:
+        await until(lambda: tier.tier.counts.errors > 1)
+        assert "upgrade" in tier.tier.counts.error
+        assert tier.tier.counts.skipped == 1
+        tier.tier.offer(stored(1))
+        assert not len(held)
+
+
+async def test_a_server_that_is_no_store_is_skipped() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        async with remote(f"{host}:{port}") as tier:
+            await until(lambda: tier.tier.counts.errors > 1)
+            assert tier.tier.counts.skipped == 1
+            assert await tier.tier.probe([key(1)]) == 0
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_put_that_is_cut_leaves_whole_blocks() -> None:
+    large = 2**20
+    blocks = [stored(number, block_bytes=large) for number in range(12)]
+    async with store(2**26) as (address, held), proxy_to(address) as proxy:
+        async with remote(proxy.address, block_bytes=large) as tier:
+            await tier.opened()
+            proxy.limit = 3 * large
+            for block in blocks:
+                tier.tier.offer(block)
+            await until(lambda: proxy.limit == 0 or proxy.held_back)
+            proxy.reset()
+            await until(lambda: tier.tier.counts.errors)
+        assert len(held) < len(blocks)
+        async with remote(address, block_bytes=large) as tier:
+            await tier.opened()
+            for block in blocks:
+                for found in await tier.tier.read([block.key]):
+                    assert found.copy.data.tobytes() == block.copy.data.tobytes()
+
+
+async def test_what_waits_is_read_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        block = stored(1)
+        tier.tier.offer(block)
+        assert tier.tier.holds(block.key)
+        (found,) = await tier.tier.read([block.key])
+        assert isinstance(found, StoredBlock)
+        assert found.copy is block.copy
