@@ -96,7 +96,7 @@ class ToyRunner:
     weight_bytes = 0
     without_kernels = not_captured = ""
     rank_pids = ()
-    warmup = None
+    warmup = windows = None
     adapters = NoAdapters()
     grammars = NoGrammars()
 

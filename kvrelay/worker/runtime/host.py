@@ -77,15 +77,16 @@ def worker_builder(
     kv = config.pool_kv(settings.pool)
 
     def build(identity: Identity, credentials: Credentials | None) -> Worker:
+        windows = runner.windows
         cache = KvCache(
             runner.num_blocks,
             kv.block_size,
             prefix_cache=kv.prefix_cache,
             model=runner.layout_hash,
             hash_bytes=hash_bytes,
-            windows=runner.windows,
-            capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes),
-            vacate=runner.kv.vacate if runner.windows else None,
+            windows=windows,
+            capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes) if windows else None,
+            vacate=runner.kv.vacate if windows else None,
         )
         sender = Sender(
             runner.kv,
