@@ -91,7 +91,7 @@ def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
         case "json", str(source):
             return Guidance("json_schema", source)
         case "json", dict(schema):
-            return guidance_of_schema(schema, "structured_outputs")
+            return guidance_of_schema(schema)
         case "regex", str(source):
             return Guidance("regex", source)
         case "grammar", str(source):
@@ -119,7 +119,7 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         root = {"type": "array", "minItems": 1, "items": _call(use, "arguments")}
         if not use.parallel:
             root["maxItems"] = 1
-    return guidance_of_schema(root | {"$defs": definitions}, "tool_choice")
+    return guidance_of_schema(root | {"$defs": definitions})
 
 
 def guidance_with_calls(
@@ -248,17 +248,13 @@ def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:
     """
     if is_longer(schema, MAX_GUIDANCE):
         raise _too_long(field)
-    return guidance_of_schema(closed(schema), field)
+    return guidance_of_schema(closed(schema))
 
 
-def guidance_of_schema(schema: Mapping[str, Any], field: str) -> Guidance:
-    """Returns the grammar of a JSON schema. Raises InvalidArgument for one that is too long, which
-    `field` of the request gives.
+def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:
+    """Returns the grammar of a JSON schema that is not much longer than guidance may be. Admission
+    refuses it if it is longer.
     """
-    if is_longer(schema, MAX_GUIDANCE):
-        raise _too_long(field)
-    # A source that is a little too long, or has few characters of many bytes, is refused at
-    # admission.
     return Guidance("json_schema", json.dumps(schema, ensure_ascii=False))
 
 

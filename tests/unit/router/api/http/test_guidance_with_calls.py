@@ -44,7 +44,7 @@ def grammar(name: str, parallel: bool, answer: Any = ANSWER) -> Guidance:
     syntax = TOOL_FORMATS[name].syntax
     assert syntax is not None
     found = guidance_with_calls(
-        guidance_of_schema(answer, "text"),
+        guidance_of_schema(answer),
         ToolUse(TOOLS, "", "auto", parallel=parallel),
         syntax,
         (),
@@ -163,6 +163,6 @@ def test_special_markers_are_tokens() -> None:
     syntax = TOOL_FORMATS["hermes"].syntax
     assert syntax is not None
     use = ToolUse(TOOLS, "", "auto")
-    found = guidance_with_calls(guidance_of_schema(ANSWER, "text"), use, syntax, ("<tool_call>",))
+    found = guidance_with_calls(guidance_of_schema(ANSWER), use, syntax, ("<tool_call>",))
     assert found is not None
     assert 'call: <tool_call> SPACE object SPACE "</tool_call>"' in found.source
