@@ -26,6 +26,13 @@ _TRIAL = "a \N{GRINNING FACE}\n0"
 _NFC = 4
 # Byte-fallback tokens of a vocabulary.
 _BYTES = [f"<0x{number:02X}>" for number in range(256)]
+# The bytes of printable characters are spelled as these, in a byte-level vocabulary, and the others
+# as the characters from 256 on (GPT-2, Radford et al., 2019).
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (one for one in range(256) if one not in _PRINTABLE)
+_BYTE_LEVEL = {chr(one): one for one in _PRINTABLE} | {
+    chr(256 + place): one for place, one in enumerate(_OTHERS)
+}
 # Most bytes of a character in UTF-8, and so the most tokens of it.
 _CHARACTER_BYTES = 4
 # Most tokens of context, and of text held back because it does not end with a whole character.
@@ -163,12 +170,45 @@ class Tokenizer:
         """
         return [self._backend.id_to_token(one) or "" for one in ids]
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Returns the bytes of a token's text. The bytes of a token that is a part of a character
+        are no valid UTF-8.
+        """
+        text = self.decode([token_id], skip_special=False)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        spelled = self._backend.id_to_token(token_id) or ""
+        known = self._spelled_bytes
+        if token_id in self._added_ids or not all(part in known for part in _spelling(spelled)):
+            return text.encode()
+        return bytes(known[part] for part in _spelling(spelled))
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _spelled_bytes(self) -> dict[str, int]:
+        """The bytes that parts of the vocabulary's spellings stand for: characters of a byte-level
+        vocabulary, and byte-fallback tokens.
+        """
+        decoder = json.loads(self._backend.to_str()).get("decoder")
+        found = {one: number for number, one in enumerate(_BYTES)}
+        return found | _BYTE_LEVEL if "ByteLevel" in _kinds(decoder) else found
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Returns the text of the ids. Invalid UTF-8 becomes U+FFFD; unknown ids give no text."""
         # `decode_batch` releases Python's lock, as in `encode`.
         if len(ids) > _MAX_WINDOW:
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special)[0]
         return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+
+def _spelling(token: str) -> Sequence[str]:
+    """Returns the parts of a token's spelling: the whole of a byte-fallback token, else each
+    character.
+    """
+    return [token] if token in _BYTES else token
 
 
 def _kinds(step: Mapping[str, Any] | None) -> Iterator[str]:
@@ -181,7 +221,8 @@ def _parts(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
         return
     if step["type"] != "Sequence":
         yield step
-    for part in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+    inner = ("normalizers", "pretokenizers", "decoders")
+    for part in (one for name in inner for one in step.get(name, ())):
         yield from _parts(part)
 
 

@@ -329,7 +329,7 @@ class Lifecycle:
             deadline_s=request.deadline - now,
             tenant=request.tenant.name,
             weight=request.tenant.weight,
-            itl_s=None if request.slo.itl_ms is None else request.slo.itl_ms / 1000,
+            itl_s=_seconds(request.slo.itl_ms),
             adapter=request.adapter,
         )
 
@@ -557,3 +557,10 @@ class Lifecycle:
                 )
             )
             self.timeline.end_attempt()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    """Returns positive milliseconds as seconds above 0, which is what workers accept. The smallest
+    floats become 0 in a division.
+    """
+    return None if milliseconds is None else milliseconds / 1000 or milliseconds

@@ -255,6 +255,10 @@ class Text:
             return ""
         return self._tokenizer.decode(token_ids, skip_special=False)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Returns the bytes of a token's text; empty without a tokenizer."""
+        return b"" if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
+
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Returns each token's spelling in the vocabulary. Raises InvalidArgument without a
         tokenizer.

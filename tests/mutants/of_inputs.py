@@ -391,6 +391,27 @@ MUTANTS = (
         (f"{_ROUTES}/test_guidance_with_calls.py::test_whitespace_is_bounded",),
     ),
     Mutant(
+        "no part of a schema has the name of the whole",
+        "kvrelay/engine/sampling/grammar.py",
+        "check_ids(schema)",
+        "pass",
+        ("unit/engine/sampling/test_schema_ids.py::test_no_part_takes_the_place_of_the_whole",),
+    ),
+    Mutant(
+        "a long schema is not written to be refused",
+        "router/api/http/structured_output.py",
+        "if is_longer(schema, MAX_GUIDANCE):",
+        "if False:",
+        (f"{_ROUTES}/test_json_writing.py::test_long_values_are_refused_unwritten",),
+    ),
+    Mutant(
+        "long inputs of calls are not written to be refused",
+        MESSAGES,
+        "if has_more_values(inputs, _MAX_INPUT_VALUES):",
+        "if False:",
+        (f"{_ROUTES}/test_json_writing.py::test_long_values_are_refused_unwritten",),
+    ),
+    Mutant(
         "an object that several schemas describe is not closed",
         "router/api/http/closed_schema.py",
         "return dict(schema) if _is_combined(schema) else _closed(schema)",

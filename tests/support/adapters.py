@@ -38,20 +38,51 @@ def save_adapter(
     rank_of: Callable[[str], int] | None = None,
 ) -> Path:
     """Saves an adapter of the model in `base` as PEFT does, and returns its folder."""
-    model = AutoModelForCausalLM.from_pretrained(base)
-    random = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] not in targets:
-            continue
-        outputs, inputs = shape_of(module)
-        own = rank if rank_of is None else rank_of(name)
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = size * torch.randn(own, inputs, generator=random)
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = size * torch.randn(
-            outputs, own, generator=random
-        )
+    layers = linear_layers(base, targets)
+    tensors = random_factors(layers, rank=rank, seed=seed, size=size, rank_of=rank_of)
     write_adapter(folder, tensors, {"r": rank, "target_modules": list(targets), **(settings or {})})
     return folder
+
+
+def save_adapters(folder: Path, base: Path, count: int, *, rank: int = 4) -> dict[str, Path]:
+    """Saves `count` adapters of all linear layers, which differ in their seeds. Returns their
+    folders by name. Loads the model once.
+    """
+    layers = linear_layers(base, LAYERS["llama"])
+    settings = {"r": rank, "target_modules": list(LAYERS["llama"])}
+    found = {f"lora-{seed}": folder / f"lora-{seed}" for seed in range(count)}
+    for seed, path in enumerate(found.values()):
+        write_adapter(path, random_factors(layers, rank=rank, seed=seed), settings)
+    return found
+
+
+def linear_layers(base: Path, targets: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of the model's layers with these names, by full name."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    return {
+        name: shape_of(module)
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in targets
+    }
+
+
+def random_factors(
+    layers: Mapping[str, tuple[int, int]],
+    *,
+    rank: int,
+    seed: int,
+    size: float = 0.3,
+    rank_of: Callable[[str], int] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Random factors of these layers, by the names that PEFT gives them."""
+    random = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (outputs, inputs) in layers.items():
+        own = rank if rank_of is None else rank_of(name)
+        a = size * torch.randn(own, inputs, generator=random)
+        b = size * torch.randn(outputs, own, generator=random)
+        tensors[f"{PREFIX}{name}.lora_A.weight"], tensors[f"{PREFIX}{name}.lora_B.weight"] = a, b
+    return tensors
 
 
 def write_adapter(

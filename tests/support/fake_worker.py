@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 import xxhash
 
-from kvrelay.errors import Code
+from kvrelay.errors import Code, KvRelayError
 from kvrelay.messages import (
     SEQUENCE_FAULT,
     Abort,
@@ -51,6 +51,7 @@ from kvrelay.wire.worker import (
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
     command_from_proto,
+    command_key,
     event_to_proto,
     pb,
 )
@@ -331,7 +332,14 @@ class FakeWorkerServer(WorkerServiceServicer):
     ) -> None:
         try:
             async for message in requests:
-                command = command_from_proto(message)
+                try:
+                    command = command_from_proto(message)
+                except KvRelayError as error:
+                    # As a real worker: an invalid command fails alone.
+                    key = command_key(message)
+                    if key is not None:
+                        events.put_nowait(Failed(*key, error.code, error.message))
+                    continue
                 assert command is not None
                 assert not isinstance(command, Hello)
                 for event in self.worker.handle(command):

@@ -109,6 +109,25 @@ def deep_input(size: int) -> bytes:
     return f'{{"max_tokens":2,"messages":[{turns}]}}'.encode()
 
 
+def numbers_in(place: str) -> Body:
+    """A body with as many integers as the parser takes, where `place` has %s."""
+
+    def body(size: int) -> bytes:
+        numbers = ",".join(["1"] * max(1, min(size // 2, 2**19)))
+        return f"{{{place % f'[{numbers}]'}}}".encode()
+
+    return body
+
+
+def nested_schemas(size: int) -> bytes:
+    """Parameters of a tool, of as many alternatives as its length allows."""
+    number = max(1, min(size, 2**17) // 3)
+    schema = f'{{"type":"object","anyOf":[{",".join(["{}"] * number)}]}}'
+    tool = f'{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}'
+    chat = '"messages":[{"role":"user","content":"a"}],"tool_choice":"required"'
+    return f'{{"max_tokens":2,{chat},"tools":[{tool}]}}'.encode()
+
+
 def repeated_instructions(size: int) -> bytes:
     """Instructions that the answer would repeat."""
     text = json.dumps("\N{LATIN SMALL LETTER E WITH ACUTE}" * (size // 2), ensure_ascii=False)
@@ -169,6 +188,32 @@ HTTP_BODIES: dict[str, tuple[str, Body]] = {
     "unknown blocks": ("/v1/messages", blocks('{"type":"image"}')),
     "blocks to count": ("/v1/messages/count_tokens", blocks('{"type":"text","text":"a"}')),
     "a deep call": ("/v1/messages", deep_input),
+    "a schema of numbers": (
+        "/v1/completions",
+        numbers_in('"prompt":"a","structured_outputs":{"json":{"enum":%s}}'),
+    ),
+    "a format of numbers": (
+        "/v1/chat/completions",
+        numbers_in(
+            '"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema",'
+            '"json_schema":{"schema":{"enum":%s}}}'
+        ),
+    ),
+    "variables of numbers": (
+        "/v1/chat/completions",
+        numbers_in('"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":%s}'),
+    ),
+    "a tool of numbers": (
+        "/v1/responses",
+        numbers_in(
+            '"input":"a","tools":[{"type":"function","name":"f","parameters":{"enum":%s}}],'
+            '"tool_choice":"required"'
+        ),
+    ),
+    "schemas in a schema": (
+        "/v1/chat/completions",
+        nested_schemas,
+    ),
     "calls": (
         "/v1/responses",
         items('{"type":"function_call","call_id":"1","name":"f","arguments":"{}"}'),

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from kvrelay.engine.sampling.schema_ids import check_ids
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
@@ -106,10 +107,13 @@ def refusal(reason: str) -> InvalidArgument:
 
 
 def exact_json(source: str) -> Any:
-    """Returns the JSON value of a schema. Raises ValueError for invalid JSON, and for an integer
-    that llguidance would replace by another.
+    """Returns the JSON value of a schema. Raises ValueError for invalid JSON, and for a schema that
+    llguidance would take for another: with an integer that it would replace, or with two parts of
+    the same $id.
     """
-    return json.loads(source, parse_int=_exact)
+    schema = json.loads(source, parse_int=_exact)
+    check_ids(schema)
+    return schema
 
 
 def _exact(digits: str) -> int:

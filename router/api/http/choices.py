@@ -50,6 +50,7 @@ class Choices:
             if completion.requests[0].sampling.logprobs is not None and not completion.chat
         ]
         self._texts: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
         # By prompt, if the answers echo them.
         self._prompts: list[str] = []
 
@@ -174,7 +175,9 @@ class Choices:
             await self._add_prompt(written, index, response.prompt_logprobs)
         self._read(response.token_ids, response.logprobs)
         if self.completion.chat:
-            written.add(chat_logprobs(response.token_ids, self._texts, response.logprobs))
+            written.add(
+                chat_logprobs(response.token_ids, self._texts, self._bytes, response.logprobs)
+            )
             return written
         begin = len(self._prompts[index // self.completion.n]) if self._prompts else 0
         offsets = [begin + self._offsets[index].push(one) for one in response.token_ids]
@@ -207,6 +210,8 @@ class Choices:
         wanted = {*token_ids, *(token_id for one in logprobs for token_id, _ in one.top)}
         for token_id in wanted - self._texts.keys():
             self._texts[token_id] = self._frontend.text.with_special_tokens([token_id])
+            if self.completion.chat:
+                self._bytes[token_id] = self._frontend.text.bytes_of(token_id)
 
 
 def _cut(request: GenerateRequest, room: int) -> GenerateRequest:

@@ -136,11 +136,14 @@ def _refusal(error: ValidationError) -> KvRelayError:
         value = "missing"
     elif wrong["type"].startswith("too_"):
         value, told = f"a list of {len(wrong['input'])}", told.partition(", not ")[0]
-    # Another type of a part or tool is known to the client's API, and not here.
+    # Another type of a part or tool is known to the client's API, and not here. No API has a type
+    # that is no identifier.
     foreign = (
         wrong["type"] == "literal_error"
         and wrong["loc"][-1] == "type"
         and isinstance(wrong["input"], str)
+        and wrong["input"].isascii()
+        and wrong["input"].isidentifier()
     )
     kind = Unimplemented if foreign else InvalidArgument
     return kind(f"{where} is {value:.60}; {told}", field=field)

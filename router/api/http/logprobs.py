@@ -63,17 +63,18 @@ def completion_logprobs(
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]
+    token_ids: Sequence[int],
+    texts: dict[int, str],
+    encoded: dict[int, bytes],
+    logprobs: Sequence[TokenLogprobs],
 ) -> Json:
-    """Returns logprobs in the shape of /v1/chat/completions. `texts`: each token's own text.
-
-    `bytes` is null for a token that is a part of a character: its text does not tell its bytes.
+    """Returns logprobs in the shape of /v1/chat/completions. `texts` and `encoded`: each token's
+    own text, and its bytes, which the text of a token that is a part of a character does not tell.
     """
 
     def entry(token_id: int, logprob: float) -> Json:
-        text = texts[token_id]
-        known = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": known}
+        known = list(encoded[token_id])
+        return {"token": texts[token_id], "logprob": logprob, "bytes": known}
 
     return {
         "content": [

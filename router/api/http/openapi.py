@@ -121,7 +121,9 @@ def _operation(path: str, name: str, summary: str, body: Body, answer: Body) -> 
         content = _content("", body)["content"]
         operation["requestBody"] = {"required": True, "content": content}
     if body is not None and issubclass(body, Generation):
-        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        # OpenAPI 3.1 has no place for the schema of an event, and tools take that of the whole
+        # stream for it.
+        good["content"]["text/event-stream"] = {}
         good["headers"] = {"x-kvrelay-path": {"schema": {"enum": ["disaggregated", "local"]}}}
     return operation
 

@@ -18,6 +18,7 @@ from kvrelay.types.requests import Guidance
 from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
 from router.api.http.closed_schema import closed
+from router.api.http.json_writing import is_longer
 from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
@@ -69,7 +70,7 @@ def guidance_of_format(given: ResponseFormat | None) -> Guidance | None:
             "response_format has no json_schema; give an object with name and schema",
             field="response_format",
         )
-    return guidance_of_answer(named["schema"])
+    return guidance_of_answer(named["schema"], "response_format")
 
 
 def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
@@ -84,6 +85,8 @@ def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
             field="structured_outputs",
         )
     ((name, value),) = chosen.items()
+    if len(value) > MAX_GUIDANCE if isinstance(value, str) else is_longer(value, MAX_GUIDANCE):
+        raise _too_long("structured_outputs")
     match name, value:
         case "json", str(source):
             return Guidance("json_schema", source)
@@ -106,6 +109,8 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
     """
     if use is None or use.mode != "required":
         return None
+    if _are_long(use):
+        raise _too_long("tool_choice")
     definitions = _definitions(use)
     if use.named is not None:
         names = [one["function"]["name"] for one in use.tools]
@@ -122,12 +127,14 @@ def guidance_with_calls(
 ) -> Guidance | None:
     """Returns the grammar of an answer that either follows a JSON schema or consists of calls as
     the model writes them. Returns None if `answer` is another kind of grammar. Raises ValueError if
-    its schema is not one of JSON.
+    its schema is not one of JSON, or if the schemas of the tools are too long.
 
     - special: markers that are special tokens of the model
     """
     if answer.kind != "json_schema":
         return None
+    if _are_long(use):
+        raise ValueError(f"the schemas of the tools have more than {MAX_GUIDANCE} bytes")
     call = _call(use, syntax.arguments) | {"$defs": _definitions(use)}
     begin, end, between = (
         [one if one in special else json.dumps(one, ensure_ascii=False), "SPACE"] if one else []
@@ -173,10 +180,15 @@ def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
     }
 
 
+def _are_long(use: ToolUse) -> bool:
+    """Returns whether the schemas of the arguments are too long for guidance."""
+    return is_longer([one["function"].get("parameters") for one in use.tools], MAX_GUIDANCE)
+
+
 def _definitions(use: ToolUse) -> dict[str, Any]:
     """Returns the schemas of the arguments of each function."""
     return {
-        str(number): _moved(_closed_if_small(_parameters(one["function"])), f"#/$defs/{number}")
+        str(number): _moved(closed(_parameters(one["function"])), f"#/$defs/{number}")
         for number, one in enumerate(use.tools)
     }
 
@@ -229,20 +241,24 @@ def _moved(schema: Any, to: str) -> Any:
     }
 
 
-def guidance_of_answer(schema: Mapping[str, Any]) -> Guidance:
+def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:
     """Returns the grammar of an answer that an application reads as JSON: its objects have no
-    undeclared properties unless the schema says that they may.
+    undeclared properties unless the schema says that they may. Raises InvalidArgument for a schema
+    that is too long, which `field` of the request gives.
     """
-    return guidance_of_schema(_closed_if_small(schema))
-
-
-def _closed_if_small(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the closed schema. One that is too long for guidance is returned as it is, since
-    admission refuses it.
-    """
-    return schema if len(json.dumps(schema)) > MAX_GUIDANCE else closed(schema)
+    if is_longer(schema, MAX_GUIDANCE):
+        raise _too_long(field)
+    return guidance_of_schema(closed(schema))
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:
-    """Returns the grammar of a JSON schema."""
+    """Returns the grammar of a JSON schema that is not much longer than guidance may be. Admission
+    refuses it if it is longer.
+    """
     return Guidance("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def _too_long(field: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{field} has more than {MAX_GUIDANCE} bytes; allowed are 1 to {MAX_GUIDANCE}", field=field
+    )

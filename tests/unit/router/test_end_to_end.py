@@ -24,9 +24,10 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kvrelay.messages import Prefill
+from kvrelay.messages import Prefill, Reserve, RunLocal
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.chat import ChatMessage
+from kvrelay.types.requests import Slo
 from kvrelay.wire.inference import (
     GenerateRequest,
     GenerateResponse,
@@ -96,6 +97,22 @@ async def stub(router: RouterHarness) -> AsyncIterator[InferenceServiceStub]:
 
 
 # Answers
+
+
+@pytest.mark.parametrize("prompt", [SHORT, PROMPT])
+async def test_the_smallest_slo_reaches_the_workers(prompt: tuple[int, ...]) -> None:
+    """In seconds it would be 0, which workers refuse."""
+    async with running_router() as router, inference_stub(router.grpc) as stub:
+        request = replace(ask(prompt=prompt), slo=Slo(ttft_ms=5e-324, itl_ms=5e-324))
+        assert len(tokens_of(await collect(stub, request))) == 8
+        given = [
+            one.spec.itl_s
+            for server in router.workers.values()
+            for one in server.worker.commands
+            if isinstance(one, Prefill | Reserve | RunLocal)
+        ]
+        assert given
+        assert all(one is not None and one > 0 for one in given)
 
 
 async def test_disaggregated_answer_with_its_account(stub: InferenceServiceStub) -> None:

@@ -298,6 +298,19 @@ class TestTextStream:
         assert stream.stopped
 
 
+@given(st.binary(min_size=1, max_size=8), st.text(max_size=12))
+def test_bytes_of_tokens_are_those_of_the_text(data: bytes, text: str) -> None:
+    """Also of tokens that are a part of a character, or of what is no UTF-8."""
+    assert b"".join(map(DEMO.bytes_of, byte_ids(data))) == data
+    # A text does not begin with a space there.
+    data = data.replace(b" ", b"")
+    assert b"".join(sentencepiece_like().bytes_of(_byte(one)) for one in data) == data
+    ids = DEMO.encode(text, add_special_tokens=False)
+    assert b"".join(map(DEMO.bytes_of, ids)) == DEMO.decode(ids, skip_special=False).encode()
+    for special in DEMO.special_ids:
+        assert DEMO.bytes_of(special) == DEMO.spell([special])[0].encode()
+
+
 async def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
     """With Python's lock held for as long as this takes, the event loop would turn once or
     twice.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvrelay.errors import InvalidArgument, PermissionDenied
+from router.api.http.json_writing import is_longer
 
 # Arguments of the function that renders a template, which are not variables of the template.
 _TEMPLATE_ARGUMENTS = {
@@ -36,11 +37,11 @@ def template_kwargs(
             f"chat_template_kwargs has {', '.join(reserved)}, which the router sets; leave it out",
             field="chat_template_kwargs",
         )
-    written = json.dumps(chosen) if chosen else ""
-    if len(written) > MAX_TEMPLATE_KWARGS:
+    written = "" if is_longer(chosen, MAX_TEMPLATE_KWARGS) else json.dumps(chosen)
+    if not 0 < len(written) <= MAX_TEMPLATE_KWARGS:
         raise InvalidArgument(
-            f"chat_template_kwargs has {len(written)} characters of JSON; allowed are "
-            f"{MAX_TEMPLATE_KWARGS}; send long texts as messages",
+            f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} characters of JSON; send "
+            "long texts as messages",
             field="chat_template_kwargs",
         )
-    return written
+    return written if chosen else ""

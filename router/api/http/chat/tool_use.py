@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvrelay.errors import InvalidArgument
 from router.api.http.chat.models import Tool, ToolChoice
+from router.api.http.json_writing import written
 
 # Limit on the characters of the JSON of all tools, which every prompt of the conversation contains.
 MAX_TOOLS_LENGTH = 256 * 2**10
@@ -56,11 +56,11 @@ def tool_use_of(
             field="tool_choice",
         )
     mode: Mode = "required" if isinstance(choice, dict) else choice or "auto"
-    described = json.dumps(tools, ensure_ascii=False)
-    if len(described) > MAX_TOOLS_LENGTH:
+    described = written(tools, MAX_TOOLS_LENGTH)
+    if described is None:
         raise InvalidArgument(
-            f"tools have {len(described)} characters of JSON; allowed are {MAX_TOOLS_LENGTH}; "
-            "shorten their descriptions or give fewer",
+            f"tools have more than {MAX_TOOLS_LENGTH} characters of JSON; shorten their "
+            "descriptions or give fewer",
             field="tools",
         )
     return ToolUse(tuple(tools), described, mode, named, parallel is not False)

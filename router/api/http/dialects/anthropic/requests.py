@@ -27,6 +27,7 @@ from router.api.http.dialects.anthropic.request_models import (
     Turn,
 )
 from router.api.http.field_checks import OtherFields, validated
+from router.api.http.json_writing import has_more_values
 from router.api.http.structured_output import guidance_of_answer, only_guidance
 
 Json = Mapping[str, Any]
@@ -47,6 +48,8 @@ _OTHERS = OtherFields(
         "thread": "this router stores no conversations; send all turns in messages",
     },
 )
+# Values in the inputs of all calls. Texts among them may be long.
+_MAX_INPUT_VALUES = 2**16
 # Joins the texts of a turn or of the system prompt.
 _BETWEEN = "\n"
 # Claude Code begins its system prompt with a line that differs in every request. It is no part of
@@ -126,6 +129,19 @@ def _messages(request: _Request) -> tuple[ChatMessage, ...]:
     system = request.system
     if system:
         conversation.say("system", system if isinstance(system, str) else _system_text(system))
+    inputs = [
+        block["input"]
+        for turn in request.messages
+        if not isinstance(turn["content"], str)
+        for block in turn["content"]
+        if block["type"] == "tool_use"
+    ]
+    if has_more_values(inputs, _MAX_INPUT_VALUES):
+        raise InvalidArgument(
+            f"the inputs of tool_use have more than {_MAX_INPUT_VALUES} values; leave out early "
+            "turns",
+            field="messages",
+        )
     for number, turn in enumerate(request.messages):
         _add_turn(conversation, number, turn)
     return conversation.messages()
@@ -236,7 +252,7 @@ def _guidance(request: _Request, use: ToolUse | None) -> tuple[str, Guidance | N
     return only_guidance(
         use,
         **{
-            name: None if one is None else guidance_of_answer(one["schema"])
+            name: None if one is None else guidance_of_answer(one["schema"], name)
             for name, one in given.items()
         },
     )

@@ -165,7 +165,7 @@ def _guidance(request: ResponsesRequest, use: ToolUse | None) -> tuple[str, Guid
         return only_guidance(use, text=ANY_OBJECT)
     if "schema" not in given:
         raise InvalidArgument("text.format has no schema; give the JSON schema", field="text")
-    return only_guidance(use, text=guidance_of_answer(given["schema"]))
+    return only_guidance(use, text=guidance_of_answer(given["schema"], "text"))
 
 
 def _repeated(request: ResponsesRequest) -> dict[str, Any]:

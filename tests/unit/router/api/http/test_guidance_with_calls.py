@@ -44,7 +44,10 @@ def grammar(name: str, parallel: bool, answer: Any = ANSWER) -> Guidance:
     syntax = TOOL_FORMATS[name].syntax
     assert syntax is not None
     found = guidance_with_calls(
-        guidance_of_schema(answer), ToolUse(TOOLS, "", "auto", parallel=parallel), syntax, ()
+        guidance_of_schema(answer),
+        ToolUse(TOOLS, "", "auto", parallel=parallel),
+        syntax,
+        (),
     )
     assert found is not None
     return found

@@ -284,6 +284,7 @@ def test_chat() -> None:
         ({"messages": ["hi"]}, InvalidArgument),
         ({"messages": [{"content": "x"}]}, InvalidArgument),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, Unimplemented),
+        ({"messages": [{"role": "user", "content": [{"type": "no type"}]}]}, InvalidArgument),
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, InvalidArgument),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, InvalidArgument),
         (

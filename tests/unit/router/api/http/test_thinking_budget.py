@@ -12,6 +12,7 @@ import httpx
 import pytest
 from support.chat_models import THINKING, demo_with, says
 from support.router_harness import RouterHarness, running_router
+from support.thinking_model import BEGIN, END, thinking_model
 
 from kvrelay.client import AsyncClient
 from kvrelay.config.tokens_file import digest_of
@@ -26,23 +27,6 @@ BODIES: Mapping[str, dict[str, Any]] = {
     MESSAGES: {"messages": QUESTION, "max_tokens": 8},
 }
 THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
-BEGIN, END = 0, 3
-
-
-def thinking_model(parent: Path) -> str:
-    """The demo model with a template that thinks and a vocabulary that has its markers."""
-    folder = demo_with(THINKING, parent)
-    path = Path(folder) / "tokenizer.json"
-    described = json.loads(path.read_text())
-    for token in described["added_tokens"]:
-        token["content"] = {BEGIN: "<think>", END: "</think>"}.get(token["id"], token["content"])
-    vocabulary = described["model"]["vocab"]
-    described["model"]["vocab"] = {
-        {BEGIN: "<think>", END: "</think>"}.get(number, spelling): number
-        for spelling, number in vocabulary.items()
-    }
-    path.write_text(json.dumps(described))
-    return folder
 
 
 async def asked(

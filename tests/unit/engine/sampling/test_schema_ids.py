@@ -1,0 +1,83 @@
+"""Schemas whose parts have names: what is accepted binds the answer as it is written."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.guided_model import DEMO, EOS, VOCAB
+
+from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.errors import InvalidArgument
+from kvrelay.tokenizer.tokenizer import Tokenizer
+from kvrelay.types.requests import Guidance
+
+IDS = (
+    *("", "#", "##", "x", "/x", "./x", "y/../x", "//e/x", "?", "/", ".", "x?", "x#", "#a", "x/"),
+    *("http://e/x", "HTTP://e/x", "http://e/x#", "http://e/a/../x", "http://e", "http://e/%78"),
+    *("urn:x", "urn:x#", "URN:x", "foo://e/x", "json-schema:///", "json-schema:///x"),
+)
+ids = st.one_of(st.sampled_from(IDS), st.text("x/.#?:%78ehtp", max_size=8))
+
+
+@cache
+def tools() -> tuple[GrammarCompiler, Tokenizer]:
+    return GrammarCompiler(str(DEMO), VOCAB, frozenset({EOS})), Tokenizer.load(DEMO)
+
+
+def accepts(schema: Any, answer: str) -> bool:
+    compiler, tokenizer = tools()
+    matcher = compiler.compile(Guidance("json_schema", json.dumps(schema)))
+    tokens = tokenizer.encode(answer, add_special_tokens=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+@given(st.one_of(st.none(), ids), ids, st.sampled_from(["$defs", "definitions", "properties"]))
+@example(None, "", "$defs")
+@example("http://e/x", "y/../x", "definitions")
+def test_no_part_takes_the_place_of_the_whole(root: str | None, part: str, place: str) -> None:
+    schema: dict[str, Any] = {"type": "string", place: {"a": {"$id": part, "type": "integer"}}}
+    if root is not None:
+        schema["$id"] = root
+    try:
+        accepted = accepts(schema, '"b"'), accepts(schema, "7")
+    except InvalidArgument:
+        return
+    assert accepted == (True, False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "items": {"$id": "", "type": "integer"}},
+        {"type": "string", "anyOf": [{"$id": "x"}, {"$id": "x"}]},
+        {"$id": "urn:x", "$defs": {"a": {"$id": "x"}}},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "string",
+            "definitions": {"a": {"id": "#", "type": "integer"}},
+        },
+    ],
+)
+def test_names_that_are_taken_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"the \$id"):
+        accepts(schema, "7")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "http://e/x", "$ref": "y", "$defs": {"a": {"$id": "y", "type": "string"}}},
+        {"$ref": "urn:a", "$defs": {"a": {"$id": "urn:a", "type": "string"}}},
+        {"enum": ["b", {"$id": ""}, {"$id": ""}]},
+        {"type": ["string", "object"], "properties": {"$id": {"type": "string"}, "id": {}}},
+        {"$id": "", "type": "string", "default": {"$id": ""}},
+    ],
+)
+def test_other_names_are_taken_as_they_are(schema: dict[str, Any]) -> None:
+    assert accepts(schema, '"b"')
+    assert not accepts(schema, "7")
