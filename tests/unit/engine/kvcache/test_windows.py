@@ -28,6 +28,12 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_layout, "ROUND", 2)
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of `layout` takes a page in each region."""
+    monkeypatch.setattr(kv_layout, "PAGE", 128)
+
+
 def layout(*windows: int) -> KvLayout:
     return KvLayout((LayerKv(1, 8, 8),) * len(windows), SIZE, "float32", windows=windows)
 
