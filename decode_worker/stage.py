@@ -242,7 +242,7 @@ class DecodeStage(Stage):
         sequence = self._context.sequence(spec)
         # The prefill worker sends them.
         sequence.scores = None
-        sequence.take_prefix(cache)
+        sequence.take_prefix(cache, receives=True)
         cached_blocks = len(sequence.blocks)
         num_tokens = len(sequence.tokens)
         # Checked before, because taking blocks evicts cached ones.

@@ -18,7 +18,6 @@ from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.engine.kernel_choice import why_without_kernels
 from kvrelay.engine.kvcache.prefix_cache import WindowRule
-from kvrelay.engine.kvcache.window_parts import num_blocks_in
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.kernel_modules import use_kernels
@@ -77,8 +76,8 @@ class ModelRunner:
         self.grammars = Grammars(loaded.folder, loaded.vocab_size, loaded.eos_token_ids)
         self.weight_bytes = weight_bytes(loaded.model)
         self.kv_bytes = layout.arena_bytes(kv.num_blocks) if kv_bytes is None else kv_bytes
-        # True if a layer attends to fewer tokens than the longest sequence of the model has.
-        self.windowed = loaded.windowed
+        # True if a layer attends to fewer tokens than the longest sequence has.
+        self.windowed = any(0 < window < max_model_len for window in loaded.windows)
         # Which blocks need their windowed parts; None if blocks have all parts.
         self.windows = windows
         self.kernels = "torch" if without_kernels else "native"
@@ -236,7 +235,7 @@ class ModelRunner:
         _check_memory(layout, kv_bytes, longest, step_tokens or 0)
         device = loaded.model.device
         windows = WindowRule(layout, step_tokens or 0) if layout.windows else None
-        num_blocks = num_blocks_in(layout, kv_bytes)
+        num_blocks = layout.num_blocks_in(kv_bytes)
         if device.type == "cuda" and group is None:
             num_blocks += SCRATCH_BLOCKS
         try:

@@ -35,7 +35,8 @@ def kv_layout(
 
     model: the content of config.json. block_size: tokens. kv_dtype: int8, int4, or auto for the
     dtype of the model. dtype: in which the model computes, from `model_dtype`. latents: as in
-    `load_model`. windows_below: blocks may lack the KV of windows of fewer tokens than this.
+    `load_model`. windows_below: blocks may lack the KV of windows of fewer tokens than this, if
+    that saves memory.
     """
     try:
         layers = model_shape(model).layers
@@ -51,7 +52,7 @@ def kv_layout(
     if len(kept) < len(layers):
         return None
     windows = tuple(one.window if one.window < windows_below else 0 for one in layers)
-    return KvLayout(kept, block_size, held, windows=windows if any(windows) else ())
+    return KvLayout(kept, block_size, held).with_windows(windows)
 
 
 def model_dtype(model: Mapping[str, Any], dtype: str) -> str:

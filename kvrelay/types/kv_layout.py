@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ QUANTISED = ("int8", "int4")
 SCALE_DTYPE = "bfloat16"
 # Attention kernels read whole rounds of keys: the most tokens of a round.
 ROUND = 128
+# Memory is given back to the system in whole pages.
+PAGE = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class KvLayout:
     follow each other. Block n of the whole consists of block n of each arena.
 
     If `windows` is set, a block may lack the KV of its windowed layers: those of a sequence need
-    only the blocks from `first_block` on.
+    only the blocks from `first_block` on. `with_windows` sets it if that saves memory.
     """
 
     # With the heads of all ranks.
@@ -175,20 +178,59 @@ class KvLayout:
             if self.windows and self.windows[region % (2 * layers) // 2]
         )
 
+    def with_windows(self, windows: tuple[int, ...]) -> KvLayout:
+        """The layout with these windows, if a block without its windowed part takes less memory;
+        else this one.
+        """
+        found = replace(self, windows=windows)
+        unwindowed, windowed = found.part_bytes
+        saves = windowed and unwindowed + found.lasting_bytes < self.block_bytes
+        return found if saves else self
+
     @property
-    def windowed_bytes(self) -> int:
-        """Bytes of one block in windowed layers."""
-        sizes = self.region_block_bytes
-        return sum(sizes[region] for region in self.windowed_regions)
+    def lasting_bytes(self) -> int:
+        """Bytes of one block that do not go back to the system, in layouts with windows: those of
+        regions in which a block is no number of whole pages, as of scales.
+        """
+        return sum(size for size in self.region_block_bytes if size % PAGE)
 
     @property
     def part_bytes(self) -> tuple[int, int]:
-        """Bytes that a block counts for without its windowed part, and those of this part. If all
-        layers are windowed, the former are a 16th of the latter, so that memory has a bounded
-        number of blocks.
+        """Bytes that a block counts for without its windowed part, and those of this part, both
+        without the lasting bytes. The former are at least a 16th of the latter, so that memory has
+        a bounded number of blocks, and 7 times the lasting bytes, so that these are at most an
+        eighth of the memory.
         """
-        windowed = self.windowed_bytes
-        return self.block_bytes - windowed or -(-windowed // 16), windowed
+        if not self.windows:
+            return self.block_bytes, 0
+        sizes = self.region_block_bytes
+        windowed = sum(sizes[one] for one in self.windowed_regions if not sizes[one] % PAGE)
+        lasting = self.lasting_bytes
+        unwindowed = self.block_bytes - windowed - lasting
+        return max(unwindowed, -(-windowed // 16), 7 * lasting), windowed
+
+    @property
+    def _alignment(self) -> int:
+        """The numbers of blocks of which all regions of an arena begin at a page are its
+        multiples.
+        """
+        return math.lcm(*(PAGE // math.gcd(size, PAGE) for size in self.region_block_bytes))
+
+    def num_blocks_in(self, num_bytes: int) -> int:
+        """The number of blocks of a memory. With windows, of blocks without their windowed parts,
+        rounded up so that all regions of an arena begin at a page.
+        """
+        if not self.windows:
+            return num_bytes // self.block_bytes
+        blocks = -(-num_bytes // (self.part_bytes[0] + self.lasting_bytes))
+        return -(-blocks // self._alignment) * self._alignment
+
+    def bytes_for_parts(self, num_bytes: int) -> int:
+        """What a memory has for the parts of its blocks: with windows, all but the lasting bytes of
+        all blocks.
+        """
+        lasting = self.num_blocks_in(num_bytes) * self.lasting_bytes if self.windows else 0
+        return max(0, num_bytes - lasting)
 
     def most_windowed(self, step_tokens: int) -> int:
         """The most blocks of a sequence whose windowed layers are needed at a time, in steps of up
@@ -197,13 +239,19 @@ class KvLayout:
         return self.blocks_for(self.window + ROUND + step_tokens) + 1
 
     def sequence_bytes(self, num_tokens: int, step_tokens: int) -> int:
-        """Bytes that the KV of a sequence counts for, with steps of up to `step_tokens` new
+        """The memory that holds the KV of a sequence, with steps of up to `step_tokens` new
         tokens.
         """
-        blocks, (unwindowed, windowed) = self.blocks_for(num_tokens), self.part_bytes
-        if not windowed:
+        blocks = self.blocks_for(num_tokens)
+        if not self.windows:
             return blocks * self.block_bytes
-        return blocks * unwindowed + min(blocks, self.most_windowed(step_tokens)) * windowed
+        unwindowed, windowed = self.part_bytes
+        parts = blocks * unwindowed + min(blocks, self.most_windowed(step_tokens)) * windowed
+        if not (lasting := self.lasting_bytes):
+            return parts
+        # Enough for `bytes_for_parts`, which has the bytes of up to `_alignment` more blocks less.
+        parts += lasting * self._alignment
+        return -(-parts * (unwindowed + lasting) // unwindowed)
 
     def kept_from(self, layer: int) -> int:
         """The first layer from `layer` on that keeps all tokens; the number of layers if there is

@@ -46,6 +46,7 @@ class Heartbeat:
         features = tuple(name for name in ours().features if name not in lacks)
         identity, runner = self._context.identity, self._context.runner
         claim, windows, layout = identity.claim, self._context.cache.windows, runner.layout
+        units = self._context.cache.pool.units
         return WorkerInfo(
             worker_id=identity.worker_id,
             pool=identity.pool,
@@ -70,7 +71,7 @@ class Heartbeat:
             engine=runner.engine,
             adapters=self.adapters,
             window_tokens=0 if windows is None else windows.most_blocks * layout.block_size,
-            windowed_share=0.0 if windows is None else layout.windowed_bytes / layout.block_bytes,
+            windowed_share=0.0 if windows is None else units.windowed / units.all,
             refused_adapters=tuple(
                 f"{one} {why[:_MAX_REASON]}"
                 for one, why in islice(self.refused_adapters.items(), _MAX_REFUSED)

@@ -169,17 +169,23 @@ class Sequence:
         cache.pool.hold_windows(self.blocks[place] for place in new if place not in old)
         self.window = new
 
-    def take_prefix(self, cache: KvCache, limit: int | None = None) -> None:
+    def take_prefix(
+        self, cache: KvCache, limit: int | None = None, *, receives: bool = False
+    ) -> None:
         """Takes the cached prefix's blocks, for at most `limit` tokens. Leaves at least one token
-        to compute, and all tokens if the prompt is scored.
+        to compute, and all tokens if the prompt is scored. receives: whether the KV of the other
+        tokens will come by hand-off.
         """
         assert not self.blocks, "the prefix is taken before any block"
         if self.scores is not None:
             return
         self.hasher.extend(self.tokens)
         most = len(self.tokens) - 1
-        self.blocks = cache.match(self.hasher, most if limit is None else min(most, limit))
-        self.window = cache.window_of(self.blocks)
+        received = len(self.tokens) if receives else 0
+        self.blocks = cache.match(
+            self.hasher, most if limit is None else min(most, limit), received
+        )
+        self.window = cache.window_of(self.blocks, received)
         self.num_computed = len(self.blocks) * self.hasher.block_size
 
     def advance(self, cache: KvCache, num_tokens: int) -> None:

@@ -61,6 +61,30 @@ MUTANTS = (
         (WORKERS + "test_the_memory_behind_the_windows_comes_back",),
     ),
     Mutant(
+        "memory that never comes back counts for all blocks",
+        "kvrelay/types/kv_layout.py",
+        "return max(0, num_bytes - lasting)",
+        "return num_bytes",
+        (
+            "unit/engine/kvcache/test_memory_of_windows.py::"
+            "test_blocks_take_no_more_pages_than_the_memory_has",
+        ),
+    ),
+    Mutant(
+        "trial steps leave no memory in free blocks",
+        "kvrelay/worker/runtime/model_loading.py",
+        "runner.kv.vacate(range(runner.num_blocks), False)",
+        "pass",
+        (WORKERS + "test_free_blocks_of_a_loaded_worker_take_no_memory",),
+    ),
+    Mutant(
+        "prompts that are handed over share prefixes without windowed parts",
+        CACHE,
+        "blocks = blocks[: self._usable(blocks, received)]",
+        "blocks = blocks[: self._usable(blocks, 0)]",
+        (UNIT + "test_prompts_that_are_handed_over_share_a_prefix_without_its_window",),
+    ),
+    Mutant(
         "the decode worker takes no windowed layers behind the window",
         "kv_transfer/frame_validator.py",
         "if frame.first < self._windows_from and any(self._theirs.windows[first:end]):",

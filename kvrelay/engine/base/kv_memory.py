@@ -119,7 +119,7 @@ class KvPool:
 
     def vacate(self, blocks: Sequence[int], only_windows: bool) -> None:
         """Gives the memory of blocks back to the system: of all layers, or of windowed layers.
-        They then hold zeros. Only whole pages are given back.
+        They then hold zeros. Only whole pages are given back, see `KvLayout.lasting_bytes`.
         """
         assert self._map is not None, "windows need a memory file of this process"
         sizes = self.layout.region_block_bytes

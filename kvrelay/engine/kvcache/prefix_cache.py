@@ -95,9 +95,11 @@ class KvCache:
             hash_bytes=self._hash_bytes,
         )
 
-    def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
+    def match(self, prefix: BlockHasher, limit_tokens: int, received: int = 0) -> list[int]:
         """The longest leading run of cached blocks within `limit_tokens` tokens after which a
         sequence can go on. Adds a hold to each, and to the windowed parts of `window_of(run)`.
+
+        received: the tokens of the sequence if their KV will come by hand-off.
         """
         blocks: list[int] = []
         before: int | str = prefix.root
@@ -108,20 +110,22 @@ class KvCache:
                 break
             blocks.append(block)
             before = self.pool.serial(block)
-        blocks = blocks[: self._usable(blocks)]
+        blocks = blocks[: self._usable(blocks, received)]
         self.pool.hold(blocks)
-        if window := self.window_of(blocks):
+        if window := self.window_of(blocks, received):
             self.pool.hold_windows(blocks[window.start : window.stop])
         return blocks
 
-    def window_of(self, blocks: Sequence[int]) -> range:
-        """The places of a run of full blocks whose windowed parts the next token needs."""
+    def window_of(self, blocks: Sequence[int], received: int = 0) -> range:
+        """The places of a run of full blocks whose windowed parts the next token needs: the one
+        after the run, or after the tokens that will be received.
+        """
         if self.windows is None:
             return range(0)
-        first = self.windows.layout.first_block(len(blocks) * self.block_size)
+        first = self.windows.layout.first_block(max(received, len(blocks) * self.block_size))
         return range(first, max(first, len(blocks)))
 
-    def _usable(self, blocks: Sequence[int]) -> int:
+    def _usable(self, blocks: Sequence[int], received: int) -> int:
         """The number of leading blocks that a sequence can go on after: the last of them need their
         windowed parts.
         """
@@ -132,7 +136,7 @@ class KvCache:
         for place, block in enumerate(blocks):
             if not self.pool.has_window(block):
                 since = place + 1
-            if since <= layout.first_block((place + 1) * self.block_size):
+            if since <= layout.first_block(max(received, (place + 1) * self.block_size)):
                 usable = place + 1
         return usable
 

@@ -37,17 +37,7 @@ class BlockUnits:
     @staticmethod
     def in_memory(layout: KvLayout, num_bytes: int) -> int:
         """The number of units in a memory."""
-        return num_bytes // math.gcd(*layout.part_bytes)
-
-
-def num_blocks_in(layout: KvLayout, num_bytes: int) -> int:
-    """The number of blocks of a memory. With windows, of blocks without their windowed parts, a
-    multiple of 64: then all regions of an arena begin at a page.
-    """
-    if not layout.windows:
-        return num_bytes // layout.block_bytes
-    units = BlockUnits.of(layout)
-    return -(-BlockUnits.in_memory(layout, num_bytes) // units.unwindowed // 64) * 64
+        return layout.bytes_for_parts(num_bytes) // math.gcd(*layout.part_bytes)
 
 
 class WindowParts:

@@ -63,17 +63,13 @@ class LoadedModel:
         self, block_size: int, kv_dtype: str, *, longest: int = 0, windows: bool = False
     ) -> KvLayout:
         """The KV layout. kv_dtype auto is the dtype that the model attends in. windows: blocks of
-        sequences of up to `longest` tokens may lack the KV of windowed layers.
+        sequences of up to `longest` tokens may lack the KV of windowed layers, if that saves
+        memory.
         """
         dtype = self.kv_dtype if kv_dtype == "auto" else kv_dtype
+        layout = KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
         kept = tuple(window if window < longest else 0 for window in self.windows)
-        return KvLayout(
-            self.kv_layers,
-            block_size,
-            dtype,
-            ranks=self.ranks,
-            windows=kept if windows and any(kept) else (),
-        )
+        return layout.with_windows(kept) if windows else layout
 
 
 def load_model(

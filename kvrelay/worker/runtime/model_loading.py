@@ -26,6 +26,9 @@ from kvrelay.worker.steps.step_watch import POLL_S
 
 # Seconds in which a decode worker prepares its steps before it serves.
 _CAPTURE_S = 1.0
+_NO_WHOLE_PAGES = (
+    "a block takes no whole pages of memory in these layers (a larger kv.block_size may help)"
+)
 
 log = get_logger("worker")
 
@@ -82,11 +85,11 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
         log.warning(
             "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
         )
-    if runner.windowed and runner.windows is None and settings.config.whole_windows:
+    if runner.windowed and runner.windows is None:
         log.info(
             "kv_of_windows_kept",
             worker=settings.worker_id,
-            reason=settings.config.whole_windows,
+            reason=settings.config.whole_windows or _NO_WHOLE_PAGES,
         )
     if runner.not_captured:
         log.info(
@@ -104,6 +107,9 @@ def _make_runner(
     load_adapters(runner, settings.config.adapters)
     if settings.pool == "decode":
         runner.capture_decode_steps(settings.config.decode.max_batch, _CAPTURE_S)
+    if runner.windows is not None:
+        # Trial steps have written to blocks, which are free now.
+        runner.kv.vacate(range(runner.num_blocks), False)
     return runner
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.messages import Failed, Prefill, Reserve, Reserved
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker.runtime.model_loading import load_runner
+from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.sequence import Sequence
 
 LENGTH = 1024
@@ -32,7 +35,8 @@ MODELS = ("gemma3_text", "mistral", "gpt_oss")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def folder(architecture: str) -> Path:
         path = tmp_path_factory.mktemp(architecture)
-        return build(architecture, path, max_position_embeddings=LENGTH)
+        # A block takes a page in each region.
+        return build(architecture, path, max_position_embeddings=LENGTH, head_dim=16)
 
     return folder
 
@@ -41,7 +45,7 @@ def config(memory: str = "16MiB", transport: str = "auto", **decode: Any) -> Clu
     return ClusterConfig.model_validate(
         {
             "model": {"dtype": "float32"},
-            "kv": {"block_size": 16, "memory": memory},
+            "kv": {"block_size": 32, "memory": memory},
             "prefill": {"chunk_tokens": 96},
             "decode": {"max_batch": 12, "chunk_tokens": 64, **decode},
             "transfer": {"transport": transport},
@@ -156,6 +160,29 @@ def test_the_memory_behind_the_windows_comes_back(tmp_path: Path) -> None:
     assert stored[256] <= 0.35 * stored[None]
 
 
+async def test_free_blocks_of_a_loaded_worker_take_no_memory(
+    long_model: Callable[[str], Path],
+) -> None:
+    model = str(long_model("gemma3_text"))
+    runner = await load_runner(WorkerSettings("decode-0", "decode", model, "", config()))
+    assert runner.windows is not None
+    assert runner.kv.stored_bytes == 0
+    runner.close()
+
+
+async def test_why_all_kv_is_kept_is_logged(
+    long_model: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block of fewer tokens takes less than a page in a layer, so nothing would come back."""
+    small = config().model_copy(update={"kv": config().kv.model_copy(update={"block_size": 16})})
+    model = str(long_model("gemma3_text"))
+    runner = await load_runner(WorkerSettings("decode-0", "decode", model, "", small))
+    assert runner.windows is None
+    logged = capsys.readouterr()
+    assert "no whole pages of memory" in logged.out + logged.err
+    runner.close()
+
+
 async def test_blocks_go_only_to_workers_that_keep_as_much(
     long_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +191,8 @@ async def test_blocks_go_only_to_workers_that_keep_as_much(
     """
     model = long_model("gemma3_text")
     (one,) = specs(1)
+    # An answer of one token ends with the prefill worker, which then reports no failed push.
+    one = replace(one, sampling=replace(one.sampling, max_tokens=40))
     async with workers(model, config(), "decode-0") as running:
         decode = await running.session("decode-0")
         monkeypatch.setattr(ClusterConfig, "whole_windows", "another version")

@@ -28,6 +28,12 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_layout, "ROUND", 2)
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of `layout` takes a page in each region."""
+    monkeypatch.setattr(kv_layout, "PAGE", 128)
+
+
 def layout(*windows: int) -> KvLayout:
     return KvLayout((LayerKv(1, 8, 8),) * len(windows), SIZE, "float32", windows=windows)
 
@@ -104,8 +110,8 @@ def test_what_is_read_is_there(windows: tuple[int, ...], capacity: int, seed: in
             stem = draw.choice(stems)
             tail = [draw.randrange(9) for _ in range(draw.randint(0, 6))]
             new = a_sequence(memory, stem[: draw.randint(1, 80)] + tail, draw.choice("ab"))
-            new.take_prefix(cache)
             handed_over = draw.random() < 0.3
+            new.take_prefix(cache, receives=handed_over)
             length = len(new.tokens)
             cached = new.num_computed
             try:
@@ -152,6 +158,28 @@ def receive(memory: Memory, sequence: Sequence, cached: int) -> None:
             assert place in sequence.window
             memory.held[sequence.blocks[place], True] = stored
     sequence.advance(memory.cache, len(tokens) - cached)
+
+
+def test_prompts_that_are_handed_over_share_a_prefix_without_its_window() -> None:
+    """A prefix that diverges in the middle: its end never had windowed parts here."""
+    memory = Memory((0, 8), 400)
+    cache, stem = memory.cache, list(range(40))
+    held = []
+    for number in range(3):
+        one = a_sequence(memory, [*stem, *[50 + number] * 20], "a")
+        one.take_prefix(cache, receives=True)
+        cached = one.num_computed
+        assert cached == (40 if number else 0)
+        one.take_blocks(cache, 60, 60)
+        receive(memory, one, cached)
+        held.append(one)
+    here = a_sequence(memory, [*stem, 60], "a")
+    here.take_prefix(cache)
+    assert here.num_computed == 0, "what is computed here needs the window"
+    assert held[1].blocks[:10] == held[0].blocks[:10]
+    for one in held:
+        one.drop_blocks(cache)
+    memory.check()
 
 
 def test_a_prefix_is_found_where_its_window_is() -> None:
