@@ -60,7 +60,7 @@ def run(runner: ModelRunner, tokens: int) -> dict[str, float]:
         prefix_cache=False,
         windows=runner.windows,
         capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes),
-        vacate=runner.kv.vacate if runner.windows else None,
+        memory=runner.kv.vacated if runner.windows else None,
     )
     prompt = tuple(2 + i % 4000 for i in range(tokens))
     spec = SequenceSpec("r", 0, prompt, tokens, SamplingParams(seed=0))
@@ -76,6 +76,7 @@ def run(runner: ModelRunner, tokens: int) -> dict[str, float]:
         began = time.perf_counter()
         sequence.advance(cache, count)
         if not sequence.uncomputed:
+            runner.kv.vacated.settle()
             stored = max(stored, runner.kv.stored_bytes - before)
             sequence.tokens.append(5)
             sequence.take_blocks(cache, len(sequence.tokens))

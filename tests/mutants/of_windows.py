@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 POOL = "kvrelay/engine/kvcache/block_pool.py"
 CACHE = "kvrelay/engine/kvcache/prefix_cache.py"
 UNIT = "unit/engine/kvcache/test_windows.py::"
+VACATED = "kvrelay/engine/base/vacated_memory.py"
 READ = UNIT + "test_what_is_read_is_there"
 WORKERS = "unit/worker/test_windows.py::"
 
@@ -55,9 +56,9 @@ MUTANTS = (
     ),
     Mutant(
         "memory behind the windows is given back",
-        "kvrelay/engine/base/kv_memory.py",
-        "self._map.madvise(mmap.MADV_REMOVE, begin, length)",
-        "pass",
+        VACATED,
+        "done = _LIBC.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length)",
+        "done = 0",
         (WORKERS + "test_the_memory_behind_the_windows_comes_back",),
     ),
     Mutant(
@@ -73,7 +74,7 @@ MUTANTS = (
     Mutant(
         "trial steps leave no memory in free blocks",
         "kvrelay/worker/runtime/model_loading.py",
-        "runner.kv.vacate(range(runner.num_blocks), False)",
+        "runner.kv.vacated.give_up(range(runner.num_blocks))",
         "pass",
         (WORKERS + "test_free_blocks_of_a_loaded_worker_take_no_memory",),
     ),
@@ -97,5 +98,26 @@ MUTANTS = (
         "return layer if block >= self._windows_from else self._theirs.kept_from(layer)",
         "return self._theirs.kept_from(layer)",
         ("unit/kv_transfer/test_windows.py::test_layers_in_the_window_must_come",),
+    ),
+    Mutant(
+        "a part that is taken again keeps its pages",
+        VACATED,
+        "waiting.pop(block, None)",
+        "pass",
+        ("unit/engine/base/test_vacated_memory.py::test_what_is_taken_again_keeps_its_content",),
+    ),
+    Mutant(
+        "a part that is being given back is waited for",
+        VACATED,
+        "while not self._going[windowed].isdisjoint(blocks):",
+        "while False:",
+        ("unit/engine/base/test_vacated_memory.py::test_what_is_taken_again_keeps_its_content",),
+    ),
+    Mutant(
+        "blocks tell their memory that they are in use again",
+        POOL,
+        "self._memory.take(taken, windowed=True)",
+        "pass",
+        (READ,),
     ),
 )

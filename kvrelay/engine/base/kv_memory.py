@@ -7,12 +7,11 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
+from kvrelay.engine.base.vacated_memory import VacatedMemory
 from kvrelay.errors import ConfigError
 from kvrelay.planning.quantity import size as text_of
 from kvrelay.types.kv_layout import KvLayout
@@ -67,8 +66,7 @@ class KvPool:
         self.nonce = secrets.randbits(63)
         self.fd: int | None = None
         self._rank = rank
-        # The memory file, if this process has made it.
-        self._map: mmap.mmap | None = None
+        self._vacated: VacatedMemory | None = None
         size = layout.arena_bytes(num_blocks)
         if of_rank_0:
             self.fd = os.open(of_rank_0, os.O_RDWR | os.O_CLOEXEC)
@@ -85,8 +83,7 @@ class KvPool:
                 fcntl.F_ADD_SEALS,
                 fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
             )
-            self._map = _mapped(self.fd, size)
-            self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
+            self.buffer = torch.frombuffer(_mapped(self.fd, size), dtype=torch.uint8)
         else:
             self.buffer = torch.empty(size // layout.ranks, dtype=torch.uint8, device=device)
         self.shares: tuple[torch.Tensor, ...] = (self.buffer,)
@@ -117,46 +114,24 @@ class KvPool:
         assert self.fd is not None, "a GPU has no memory file"
         return os.fstat(self.fd).st_blocks * 512
 
-    def vacate(self, blocks: Sequence[int], only_windows: bool) -> None:
-        """Gives the memory of blocks back to the system: of all layers, or of windowed layers.
-        They then hold zeros. Only whole pages are given back, see `KvLayout.lasting_bytes`.
-        """
-        assert self._map is not None, "windows need a memory file of this process"
-        sizes = self.layout.region_block_bytes
-        starts = [self.num_blocks * start for start in accumulate(sizes, initial=0)]
-        runs = _runs(sorted(blocks))
-        for region in self.layout.windowed_regions if only_windows else range(len(sizes)):
-            for first, end in runs:
-                begin = _page(starts[region] + first * sizes[region], mmap.PAGESIZE - 1)
-                length = _page(starts[region] + end * sizes[region]) - begin
-                if length > 0:
-                    self._map.madvise(mmap.MADV_REMOVE, begin, length)
+    @property
+    def vacated(self) -> VacatedMemory:
+        """Where blocks give up memory. For a memory file of this process."""
+        if self._vacated is None:
+            assert self.fd is not None, "a GPU has no memory file"
+            self._vacated = VacatedMemory(self.layout, self.num_blocks, self.fd)
+        return self._vacated
 
     def close(self) -> None:
         """Releases the memory. Mappings of other processes stay valid. Safe to call twice."""
+        if self._vacated is not None:
+            self._vacated.close()
         self.layers = ()
-        self._map = None
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self.shares = ()
         if self._close_fd is not None:
             self._close_fd()
             self.fd = None
-
-
-def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """The runs [first, end) of adjacent blocks, given in ascending order."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        first = block
-        if runs and runs[-1][1] == block:
-            first, _ = runs.pop()
-        runs.append((first, block + 1))
-    return runs
-
-
-def _page(offset: int, added: int = 0) -> int:
-    """The page boundary at or before `offset` + `added`."""
-    return (offset + added) // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def _mapped(fd: int, size: int) -> mmap.mmap:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.engine.kvcache.change_journal import ChangeJournal
 from kvrelay.engine.kvcache.eviction import CachedBlocks
-from kvrelay.engine.kvcache.window_parts import BlockUnits, Vacate, WindowParts
+from kvrelay.engine.kvcache.window_parts import BlockUnits, PartMemory, WindowParts
 from kvrelay.types.block_keys import block_key
 
 _WHOLE_BLOCKS = BlockUnits()
@@ -56,17 +56,17 @@ class BlockPool:
         units: BlockUnits = _WHOLE_BLOCKS,
         *,
         capacity: int | None = None,
-        vacate: Vacate | None = None,
+        memory: PartMemory | None = None,
     ) -> None:
-        """capacity: units of memory. vacate: called before a method returns that gave up memory,
-        in pools with windows.
+        """capacity: units of memory. memory: of the parts of blocks, in pools with windows; told
+        before a method returns that took or gave up some.
         """
         assert num_blocks > 0, f"a pool of {num_blocks} blocks"
         self.num_blocks = num_blocks
         self.units = units
         self.capacity = num_blocks * units.unwindowed if capacity is None else capacity
         self._windows = WindowParts(num_blocks) if units.windowed else None
-        self._vacate = vacate
+        self._memory = memory
         # Blocks without content, and blocks without their windowed part, since the last report.
         self._vacated: list[int] = []
         self._unwindowed: list[int] = []
@@ -186,6 +186,8 @@ class BlockPool:
             self._generations[block] += 1
             self._serials[block] = 0
         self._report_vacated()
+        if self._memory is not None:
+            self._memory.take(blocks, windowed=False)
         return blocks
 
     def hold_windows(self, blocks: Iterable[int]) -> None:
@@ -193,6 +195,7 @@ class BlockPool:
         content, so its block must be unnamed. The caller makes sure that the units are available.
         """
         assert self._windows is not None, "a pool without windows"
+        taken = []
         # Present parts first, so that none of them makes room for another.
         for block in sorted(blocks, key=self._windows.is_present, reverse=True):
             if self._references[block] == 0:
@@ -201,8 +204,11 @@ class BlockPool:
                 if block in self._hash_of:
                     raise IntegrityError(f"the windowed part of named block {block} is absent")
                 self._make_room_for(self.units.windowed)
+                taken.append(block)
             self._windows.hold(block, self._owners[block])
         self._report_vacated()
+        if self._memory is not None:
+            self._memory.take(taken, windowed=True)
 
     def release_windows(self, blocks: Iterable[int]) -> None:
         """Removes a hold from the windowed part of each block. Raises IntegrityError for a part
@@ -432,10 +438,10 @@ class BlockPool:
             self._unwindowed.append(block)
 
     def _report_vacated(self) -> None:
-        for blocks, only_windows in ((self._vacated, False), (self._unwindowed, True)):
+        for blocks, only_windowed in ((self._vacated, False), (self._unwindowed, True)):
             if blocks:
-                if self._vacate is not None:
-                    self._vacate(tuple(blocks), only_windows)
+                if self._memory is not None:
+                    self._memory.give_up(tuple(blocks), only_windowed=only_windowed)
                 blocks.clear()
 
     def _check_no_window_hold(self, block: int) -> None:

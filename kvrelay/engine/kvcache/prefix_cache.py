@@ -9,7 +9,7 @@ from itertools import islice
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.engine.kvcache.cache_listener import CacheListener
-from kvrelay.engine.kvcache.window_parts import BlockUnits, Vacate
+from kvrelay.engine.kvcache.window_parts import BlockUnits, PartMemory
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.kv_layout import KvLayout
 
@@ -57,15 +57,15 @@ class KvCache:
         hash_bytes: int = HASH_BYTES,
         windows: WindowRule | None = None,
         capacity: int | None = None,
-        vacate: Vacate | None = None,
+        memory: PartMemory | None = None,
     ) -> None:
-        """windows: if blocks may lack their windowed parts. capacity, vacate: of a pool with
+        """windows: if blocks may lack their windowed parts. capacity, memory: of a pool with
         windows; see `BlockPool`.
         """
         self.block_size = block_size
         self.windows = windows
         units = BlockUnits() if windows is None else BlockUnits.of(windows.layout)
-        self.pool = BlockPool(num_blocks, units, capacity=capacity, vacate=vacate)
+        self.pool = BlockPool(num_blocks, units, capacity=capacity, memory=memory)
         self._prefix_cache = prefix_cache
         self._model = model
         self._hash_bytes = hash_bytes

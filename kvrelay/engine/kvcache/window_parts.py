@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrelay.engine.kvcache.eviction import CachedBlocks
 from kvrelay.types.kv_layout import KvLayout
 
-Vacate = Callable[[Sequence[int], bool], None]
-"""(blocks, whether only their windowed parts): told of memory that holds nothing any more."""
+
+class PartMemory(Protocol):
+    """The memory of the parts of blocks. Calls return at once."""
+
+    def give_up(self, blocks: Sequence[int], *, only_windowed: bool = False) -> None:
+        """Both parts of the blocks, or the windowed ones, hold nothing any more."""
+        ...
+
+    def take(self, blocks: Collection[int], *, windowed: bool) -> None:
+        """One of the parts of each block will hold something."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

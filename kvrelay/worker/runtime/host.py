@@ -86,7 +86,7 @@ def worker_builder(
             hash_bytes=hash_bytes,
             windows=windows,
             capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes) if windows else None,
-            vacate=runner.kv.vacate if windows else None,
+            memory=runner.kv.vacated if windows else None,
         )
         sender = Sender(
             runner.kv,

@@ -109,7 +109,8 @@ def _make_runner(
         runner.capture_decode_steps(settings.config.decode.max_batch, _CAPTURE_S)
     if runner.windows is not None:
         # Trial steps have written to blocks, which are free now.
-        runner.kv.vacate(range(runner.num_blocks), False)
+        runner.kv.vacated.give_up(range(runner.num_blocks))
+        runner.kv.vacated.settle()
     return runner
 
 

@@ -134,7 +134,7 @@ def test_the_memory_behind_the_windows_comes_back(tmp_path: Path) -> None:
             16,
             windows=runner.windows,
             capacity=BlockUnits.in_memory(runner.layout, runner.kv_bytes),
-            vacate=runner.kv.vacate,
+            memory=runner.kv.vacated,
             # A cache keeps what is behind the windows while there is room.
             prefix_cache=False,
         )
@@ -149,11 +149,13 @@ def test_the_memory_behind_the_windows_comes_back(tmp_path: Path) -> None:
             segment = Segment(sequence.tokens[start:end], start, sequence.blocks)
             runner.run([segment])
             sequence.advance(cache, end - start)
+        runner.kv.vacated.settle()
         stored[step_tokens] = runner.kv.stored_bytes - before
         held = cache.pool.units_held / BlockUnits.of(runner.layout).all * runner.layout.block_bytes
         assert stored[step_tokens] <= held
         sequence.drop_blocks(cache)
         if step_tokens:
+            runner.kv.vacated.settle()
             assert runner.kv.stored_bytes <= before
         runner.close()
     assert stored[None] > 0.9 * 4096 * 6 * 2 * 64 * 4

@@ -41,7 +41,7 @@ class Memory:
             layout.block_size,
             windows=WindowRule(layout, CHUNK),
             capacity=BlockUnits.in_memory(layout, num_bytes),
-            vacate=self.pool.vacate,
+            memory=self.pool.vacated,
         )
 
     def sequence(self, tokens: list[int]) -> Sequence:
@@ -91,6 +91,7 @@ def test_blocks_take_no_more_pages_than_the_memory_has(layout: KvLayout, seed: i
                 break
         memory.compute(running[-1])
         memory.cache.check_integrity()
+        memory.pool.vacated.settle()
         assert memory.pool.stored_bytes <= most
     memory.pool.close()
 

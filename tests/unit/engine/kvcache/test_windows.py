@@ -5,6 +5,7 @@ take more memory than there is.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 import pytest
@@ -45,19 +46,30 @@ class Memory:
         self.layout = layout(*windows)
         self.units = BlockUnits.of(self.layout)
         self.held: dict[tuple[int, bool], list[int]] = {}
+        # Parts whose memory is to be given back.
+        self.waiting: set[tuple[int, bool]] = set()
         self.cache = KvCache(
             capacity // self.units.unwindowed,
             SIZE,
             windows=WindowRule(self.layout, CHUNK),
             capacity=capacity,
-            vacate=self._vacate,
+            memory=self,
         )
 
-    def _vacate(self, blocks: SequenceOf[int], only_windows: bool) -> None:
-        for block in blocks:
-            self.held.pop((block, True), None)
-            if not only_windows:
-                self.held.pop((block, False), None)
+    def give_up(self, blocks: SequenceOf[int], *, only_windowed: bool = False) -> None:
+        self.waiting.update((block, True) for block in blocks)
+        if not only_windowed:
+            self.waiting.update((block, False) for block in blocks)
+
+    def take(self, blocks: Collection[int], *, windowed: bool) -> None:
+        self.waiting.difference_update((block, windowed) for block in blocks)
+
+    def give_back(self, draw: random.Random) -> None:
+        """The memory of some parts that wait goes, at any time."""
+        for one in sorted(self.waiting):
+            if draw.random() < 0.3:
+                self.waiting.discard(one)
+                self.held.pop(one, None)
 
     def write(self, sequence: Sequence, count: int) -> None:
         """A step computes tokens, which reads all that their windows reach."""
@@ -80,7 +92,8 @@ class Memory:
         self.cache.check_integrity()
         pool = self.cache.pool
         taken = sum(
-            self.units.windowed if windowed else self.units.unwindowed for _, windowed in self.held
+            self.units.windowed if windowed else self.units.unwindowed
+            for _, windowed in self.held.keys() - self.waiting
         )
         assert taken <= pool.capacity
 
@@ -105,6 +118,7 @@ def test_what_is_read_is_there(windows: tuple[int, ...], capacity: int, seed: in
     cache, running = memory.cache, list[Sequence]()
     stems = [[draw.randrange(9) for _ in range(80)] for _ in range(3)]
     for _ in range(120):
+        memory.give_back(draw)
         kind = draw.random()
         if kind < 0.3:
             stem = draw.choice(stems)
