@@ -49,8 +49,11 @@ class Nowhere:
     """Replaces the sender when the KV is not sent anywhere."""
 
     error = None
+    windows_from = 0
 
-    def open(self, key: tuple[str, int], target: HandoffTarget, adapter: str = "") -> Nowhere:
+    def open(
+        self, key: tuple[str, int], target: HandoffTarget, adapter: str = "", num_tokens: int = 0
+    ) -> Nowhere:
         """See `Sender.open`."""
         return self
 

@@ -416,8 +416,10 @@ async def test_pushes_that_do_not_open_are_capped_and_end(monkeypatch: pytest.Mo
         async with grpc.aio.insecure_channel(decode.address) as channel:
             calls = [kv_push(channel)() for _ in range(30)]
             codes = [await call.code() for call in calls]
-            assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 22
-            assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 8
+            # Some may begin only after others have ended.
+            refused = codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert 0 < refused <= 22
+            assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 30 - refused
             errors = [error_from_rpc(await failure(call)) for call in calls]
         assert {type(error) for error in errors} == {ResourceExhausted, DeadlineExceeded}
         assert {error.retry_after_s for error in errors} == {0.5, None}
