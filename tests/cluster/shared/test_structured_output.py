@@ -32,11 +32,18 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "note", "schema": SCHEMA}}
-# By path. The description of a tool makes the prompt long.
+# Makes the prompt long, whatever other tests of the cluster have left in its caches.
+DESCRIPTION = "".join(f"A note has a title and some numbers, says rule {n}. " for n in range(12))
+# By path.
 OPTIONS: dict[str, dict[str, Any]] = {
     "local": {"response_format": FORMAT},
     "disaggregated": {
-        "tools": [{"type": "function", "function": {"name": "note", "parameters": SCHEMA}}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "note", "description": DESCRIPTION, "parameters": SCHEMA},
+            }
+        ],
         "tool_choice": "required",
         "parallel_tool_calls": False,
     },
