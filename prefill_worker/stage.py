@@ -98,7 +98,7 @@ class PrefillStage(Stage):
         # The scores of a prompt come from computing all of it.
         scored = relay.sequence.scores is not None
         # Other workers' blocks may lack their windowed parts.
-        fetches = self.fetches and self._context.cache.windows is None
+        fetches = self.fetches and self._context.cache.shares
         if scored or not fetches or (command.source is None and self._tiers is None):
             self._schedule(relay)
         else:

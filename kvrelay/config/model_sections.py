@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from kvrelay.config.adapters import AdaptersConfig, check_model_name
-from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
+from kvrelay.config.pools import MAX_DRAFT_TOKENS, DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.types.workers import POOLS, PoolName
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
-_MOST_DRAFTS = 64
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 ToolFormatName = Literal[
     "auto",
@@ -274,7 +273,7 @@ class ModelSections(Section):
 
     def step_tokens(self, pool: PoolName) -> int:
         """The most new tokens of a sequence in a step of the pool, with drafts."""
-        return max(self.pool(pool).chunk_tokens, _MOST_DRAFTS + 1)
+        return max(self.pool(pool).chunk_tokens, MAX_DRAFT_TOKENS + 1)
 
     @property
     def bound_to_pools(self) -> tuple[str, str] | None:

@@ -155,6 +155,10 @@ class PrefillConfig(Section):
     chunk_tokens: PositiveInt = 512
 
 
+# Draft tokens of a step.
+MAX_DRAFT_TOKENS = 64
+
+
 class SpeculationConfig(Section):
     """Drafts the next tokens of a sequence, and verifies several tokens in one step. Answers stay
     the same.
@@ -164,7 +168,7 @@ class SpeculationConfig(Section):
     # followed the longest match in this or an earlier sequence. draft: tokens of a smaller model.
     kind: Literal["ngram", "suffix", "draft"] = "ngram"
     # Most draft tokens for one sequence in one step.
-    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS, strict=True)] = 4
     # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
     # off.
     max_batch: PositiveInt = 8

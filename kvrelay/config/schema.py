@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -135,22 +135,24 @@ class ClusterConfig(ModelSections):
         """
         if self.security.tls is not None:
             return self
-        named = [(("models", key), one) for key, one in self.models.items()]
-        sections: list[tuple[tuple[str, ...], ModelSections]] = [((), self), *named]
-        for at, one in sections:
-            tiers: list[tuple[tuple[str, ...], tuple[TierConfig, ...]]]
-            tiers = [(("kv",), one.kv.tiers)]
-            tiers += [((pool, "kv"), one.pool(pool).kv.tiers or ()) for pool in POOLS]
-            for where, listed in tiers:
-                for index, tier in enumerate(listed):
-                    for address in tier.addresses:
-                        if not is_loopback(address):
-                            raise BadValue(
-                                f"{address} is not a loopback address and needs security.tls; set "
-                                "it, or name stores on 127.0.0.1, localhost or [::1]",
-                                (*at, *where, "tiers", index, "addresses"),
-                            )
+        for where, tier in self._tiers():
+            if far := [one for one in tier.addresses if not is_loopback(one)]:
+                raise BadValue(
+                    f"{far[0]} is not a loopback address and needs security.tls; set it, or name "
+                    "stores on 127.0.0.1, localhost or [::1]",
+                    (*where, "addresses"),
+                )
         return self
+
+    def _tiers(self) -> Iterator[tuple[tuple[str | int, ...], TierConfig]]:
+        """All tiers of the configuration, each with the keys that lead to it."""
+        named = ((("models", key), one) for key, one in self.models.items())
+        sections: Iterable[tuple[tuple[str, ...], ModelSections]] = (((), self), *named)
+        for at, one in sections:
+            pools = (((pool, "kv"), one.pool(pool).kv.tiers or ()) for pool in POOLS)
+            for where, tiers in ((("kv",), one.kv.tiers), *pools):
+                for index, tier in enumerate(tiers):
+                    yield (*at, *where, "tiers", index), tier
 
     @property
     def served(self) -> tuple[ClusterConfig, ...]:

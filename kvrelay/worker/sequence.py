@@ -151,10 +151,14 @@ class Sequence:
         `num_computed` tokens, or after those that have KV. Raises OutOfBlocks and then changes
         nothing.
         """
+        missing = self.blocks_missing(num_tokens)
+        # Most steps find all blocks there.
+        if not missing and cache.windows is None:
+            return
         wanted = self.units_missing(cache, num_tokens, num_computed)
         if wanted > cache.pool.units_available:
             raise OutOfBlocks(wanted, cache.pool.units_available)
-        if missing := self.blocks_missing(num_tokens):
+        if missing:
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
         self._move_window(cache, self.num_computed if num_computed is None else num_computed)
 

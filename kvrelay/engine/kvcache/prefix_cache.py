@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
@@ -14,7 +15,8 @@ from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.kv_layout import KvLayout
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots, since the number of blocks is computed once.
+@dataclass(frozen=True)
 class WindowRule:
     """Which blocks of a sequence need their windowed parts."""
 
@@ -22,7 +24,7 @@ class WindowRule:
     # The most new tokens of a step.
     step_tokens: int
 
-    @property
+    @cached_property
     def most_blocks(self) -> int:
         """The most blocks with windowed parts that a sequence needs in a step."""
         return self.layout.most_windowed(self.step_tokens)

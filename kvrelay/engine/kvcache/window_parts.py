@@ -82,16 +82,15 @@ class WindowParts:
         """Number of holds of the part."""
         return self._holds[block]
 
-    def hold(self, block: int, owner: str) -> bool:
-        """Adds a hold. Returns whether the part is new, and takes memory from now on."""
+    def hold(self, block: int, owner: str) -> None:
+        """Adds a hold. A part that was absent takes memory from now on."""
         self._holds[block] += 1
         self.num_holds += 1
         if self._present[block]:
             self._idle.remove(block, owner)
-            return False
-        self._present[block] = True
-        self.num_present += 1
-        return True
+        else:
+            self._present[block] = True
+            self.num_present += 1
 
     def release(self, block: int) -> bool:
         """Removes a hold. Returns whether it was the last one. The part is then to be rested or

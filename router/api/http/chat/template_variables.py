@@ -37,6 +37,8 @@ def template_kwargs(
             f"chat_template_kwargs has {', '.join(reserved)}, which the router sets; leave it out",
             field="chat_template_kwargs",
         )
+    if not chosen:
+        return ""
     written = "" if is_longer(chosen, MAX_TEMPLATE_KWARGS) else json.dumps(chosen)
     if not 0 < len(written) <= MAX_TEMPLATE_KWARGS:
         raise InvalidArgument(
@@ -44,4 +46,4 @@ def template_kwargs(
             "long texts as messages",
             field="chat_template_kwargs",
         )
-    return written if chosen else ""
+    return written

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.toy_engine import POISON, answer
 from support.stores import StoreProcess, store
+from support.toy_client import ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
-from support.worker_harness import Session, Workers, load_of, workers
+from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import RunLocal
-from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
-from kvrelay.types.workers import TierLoad
+from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import store_link, tier_fetcher
 from kvrelay.worker.tiers.tier_cost import TierCost
 
 BLOCKS = 40
-PARAMS = SamplingParams(temperature=0.0, max_tokens=6, seed=5, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
@@ -41,31 +39,9 @@ def stores(*addresses: str) -> dict[str, Any]:
     return {"kind": "remote", "addresses": addresses}
 
 
-def prompt(number: int, length: int = 42) -> tuple[int, ...]:
-    rng = random.Random(number)
-    return tuple(rng.randrange(1, POISON) for _ in range(length))
-
-
-class Client:
-    """Sends prompts to one worker and checks each answer of the toy."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._count = 0
-
-    async def ask(self, tokens: tuple[int, ...], tenant: str = "") -> PrefillTimings:
-        self._count += 1
-        one = SequenceSpec(
-            f"r{self._count}", 0, tokens, len(tokens), PARAMS, salt=tenant, tenant=tenant
-        )
-        await self._session.send(RunLocal(one))
-        first = await self._session.tokens()
-        got = list(first.token_ids)
-        if first.finish_reason is None:
-            got += await self._session.answer()
-        assert tuple(got) == answer(tokens, PARAMS), f"wrong tokens for {tokens}"
-        assert first.prefill is not None
-        return first.prefill
+class Client(ToyClient):
+    kind = "remote"
+    seconds = 60
 
     async def ask_all(self, count: int = 12, tenant: str = "") -> dict[str, int]:
         """Fetched tokens of all prompts, by where they came from."""
@@ -77,25 +53,6 @@ class Client:
                 found[source] = found.get(source, 0) + timings.fetched_tokens
         return found
 
-    async def tier(self, kind: str = "remote") -> TierLoad:
-        load = await load_of(self._session.info)
-        return next(one for one in load.tiers if one.kind == kind)
-
-    async def until(self, true: Callable[[TierLoad], bool], kind: str = "remote") -> TierLoad:
-        async with asyncio.timeout(60):
-            while not true(found := await self.tier(kind)):
-                await asyncio.sleep(0.02)
-        return found
-
-
-async def client(running: Workers, name: str = "decode-0") -> Client:
-    return Client(await running.session(name))
-
-
-async def books_are_right(running: Workers) -> None:
-    for info in await running.settled():
-        assert info.load.integrity_ok, info.load.integrity_error
-
 
 async def opened(*clients: Client) -> None:
     for one in clients:
@@ -106,7 +63,7 @@ async def test_two_workers_share_stores_across_a_restart() -> None:
     async with store() as (first, _), store() as (second, _):
         made = toy_config([stores(first, second)])
         async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             assert not await one.ask_all()
             found = await one.until(lambda tier: tier.blocks > 60)
@@ -114,7 +71,7 @@ async def test_two_workers_share_stores_across_a_restart() -> None:
             assert found.size_bytes == 2 * 2**24
         # Other processes, which have computed nothing.
         async with toy_workers(made, BLOCKS, "decode-0", "decode-1") as running:
-            clients = [await client(running, name) for name in ("decode-0", "decode-1")]
+            clients = [await Client.of(running, name) for name in ("decode-0", "decode-1")]
             await opened(*clients)
             for number, one in enumerate(clients):
                 assert (await one.ask_all())["remote"] >= 12 * 32
@@ -131,7 +88,7 @@ async def test_a_store_is_killed_again_and_again_under_load(seed: int) -> None:
     try:
         made = toy_config([stores(*(one.address for one in processes))])
         async with toy_workers(made, BLOCKS, "decode-0", "decode-1") as running:
-            clients = [await client(running, name) for name in ("decode-0", "decode-1")]
+            clients = [await Client.of(running, name) for name in ("decode-0", "decode-1")]
             await opened(*clients)
             fetched = 0
 
@@ -173,7 +130,7 @@ async def test_blocks_go_to_the_disk_and_to_the_stores(tmp_path: Path) -> None:
         disk = {"kind": "disk", "path": str(tmp_path / "kv"), "size": 500 * 4096}
         made = toy_config([disk, stores(address)])
         async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             await one.ask_all()
             await one.until(lambda tier: tier.stored > 30, "disk")
@@ -183,7 +140,7 @@ async def test_blocks_go_to_the_disk_and_to_the_stores(tmp_path: Path) -> None:
         # Another host has the stores only.
         made = toy_config([stores(address)])
         async with toy_workers(made, BLOCKS, "decode-1") as running:
-            one = await client(running, "decode-1")
+            one = await Client.of(running, "decode-1")
             await opened(one)
             assert set(await one.ask_all()) == {"remote"}
             await books_are_right(running)
@@ -196,7 +153,7 @@ async def test_a_prefix_that_is_partly_near_is_read_from_both(tmp_path: Path) ->
         disk = {"kind": "disk", "path": str(path), "size": 500 * 4096}
         made = toy_config([disk, stores(address)])
         async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             await one.ask_all()
         files = sorted(path.rglob("*.kv"))
@@ -204,7 +161,7 @@ async def test_a_prefix_that_is_partly_near_is_read_from_both(tmp_path: Path) ->
         for file in files[::3]:
             file.unlink()
         async with toy_workers(made, BLOCKS, "decode-0") as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             found = await one.ask_all()
             assert sum(found.values()) == 12 * 40
@@ -219,7 +176,7 @@ async def test_workers_serve_without_any_store() -> None:
     dead = StoreProcess()
     dead.close()
     async with toy_workers(toy_config([stores(dead.address)]), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         assert not await one.ask_all()
         found = await one.until(lambda tier: tier.errors > 1)
         assert dead.address in found.error
@@ -232,7 +189,7 @@ async def test_a_tampered_store_gives_no_wrong_token() -> None:
     async with store() as (address, held):
         made = toy_config([stores(address)])
         async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             await one.ask_all()
         for entry in held._entries.values():
@@ -241,7 +198,7 @@ async def test_a_tampered_store_gives_no_wrong_token() -> None:
             frame[-1] ^= 1
             object.__setattr__(entry, "frame", bytes(frame))
         async with toy_workers(made, BLOCKS, "decode-0") as running:
-            one = await client(running)
+            one = await Client.of(running)
             await opened(one)
             assert not await one.ask_all()
             found = await one.until(lambda tier: tier.errors > 0)
@@ -269,7 +226,7 @@ async def test_kv_of_other_weights_stays_apart(tiny_model: Callable[..., Path]) 
             ((rounded, 0), (made, 0), (rounded, 48), (made, 48))
         ):
             async with workers(tiny_model(), config, "decode-0") as running:
-                one = await client(running)
+                one = await Client.of(running)
                 await opened(one)
                 session = await running.session("decode-0")
                 params = SamplingParams(temperature=0.0, max_tokens=12, seed=5, ignore_eos=True)

@@ -8,25 +8,23 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.toy_engine import POISON, answer
+from simulation.toy_engine import answer
+from support.toy_client import PARAMS, ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
-from support.worker_harness import Session, Workers, load_of
 
 from kvrelay.messages import Abort, RunLocal
 from kvrelay.types.kv_block import BlockKey
-from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
-from kvrelay.types.workers import TierLoad
+from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.tiers import disk_tier, tier_fetcher
 from kvrelay.worker.tiers.slot_folder import SlotFolder
 from kvrelay.worker.tiers.tier_cost import TierCost
 
 BLOCKS = 40
-PARAMS = SamplingParams(temperature=0.0, max_tokens=6, seed=5, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
@@ -43,53 +41,10 @@ def tiers(path: Path, blocks: int = 500) -> list[dict[str, Any]]:
     return [{"kind": "disk", "path": str(path), "size": blocks * 4096}]
 
 
-def prompt(number: int, length: int = 42) -> tuple[int, ...]:
-    rng = random.Random(number)
-    return tuple(rng.randrange(1, POISON) for _ in range(length))
-
-
-class Client:
-    """Sends prompts to one worker and checks each answer. One reader serves all requests."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._count = 0
-
-    async def ask(self, tokens: tuple[int, ...], tenant: str = "") -> PrefillTimings:
-        self._count += 1
-        one = SequenceSpec(
-            f"r{self._count}", 0, tokens, len(tokens), PARAMS, salt=tenant, tenant=tenant
-        )
-        await self._session.send(RunLocal(one))
-        first = await self._session.tokens()
-        got = list(first.token_ids)
-        if first.finish_reason is None:
-            got += await self._session.answer()
-        assert tuple(got) == answer(tokens, PARAMS), f"wrong tokens for {tokens}"
-        assert first.prefill is not None
-        return first.prefill
-
+class Client(ToyClient):
     async def ask_all(self, count: int = 12) -> int:
         """Tokens of all prompts that came from a tier."""
         return sum([(await self.ask(prompt(number))).fetched_tokens for number in range(count)])
-
-    async def tier(self) -> TierLoad:
-        return (await load_of(self._session.info)).tiers[0]
-
-    async def until(self, true: Callable[[TierLoad], bool]) -> TierLoad:
-        async with asyncio.timeout(30):
-            while not true(found := await self.tier()):
-                await asyncio.sleep(0.02)
-        return found
-
-
-async def client(running: Workers, name: str = "decode-0") -> Client:
-    return Client(await running.session(name))
-
-
-async def books_are_right(running: Workers) -> None:
-    for info in await running.settled():
-        assert info.load.integrity_ok, info.load.integrity_error
 
 
 def files(path: Path) -> list[Path]:
@@ -130,7 +85,7 @@ async def test_conversations_of_tenants_over_a_disk_that_rots(tmp_path: Path, se
     async with toy_workers(
         toy_config(tiers(path, rng.choice((20, 60, 500)))), BLOCKS, "decode-0", "decode-1"
     ) as running:
-        clients = [await client(running, name) for name in ("decode-0", "decode-1")]
+        clients = [await Client.of(running, name) for name in ("decode-0", "decode-1")]
         talks = {
             (tenant, number): prompt(rng.randrange(1000), rng.randrange(5, 30))
             for tenant in ("", "a", "b")
@@ -166,7 +121,7 @@ async def test_everything_on_the_disk_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     made = toy_config(tiers(path))
     async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-        await (await client(running)).ask_all()
+        await (await Client.of(running)).ask_all()
     before = files(path)
     assert before
     for file in before:
@@ -175,7 +130,7 @@ async def test_everything_on_the_disk_is_damaged(tmp_path: Path) -> None:
         raw[-1] ^= 1
         file.write_bytes(raw)
     async with toy_workers(made, BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         assert await one.ask_all() == 0
         found = await one.until(lambda tier: tier.errors > 0)
         assert "digest" in found.error
@@ -187,14 +142,14 @@ async def test_a_foreign_models_files_are_not_read_and_make_room(tmp_path: Path)
     path = tmp_path / "kv"
     made = toy_config(tiers(path, 60))
     async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-        await (await client(running)).ask_all()
+        await (await Client.of(running)).ask_all()
     old = next((path / "worker-0").glob("[0-9a-f]*"))
     renamed = old.with_name("f" * 16)
     old.rename(renamed)
     foreign = files(path)
     assert len(foreign) > 30
     async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-        one = await client(running)
+        one = await Client.of(running)
         assert await one.ask_all() == 0
         found = await one.until(lambda tier: tier.stored > 30)
         assert found.used_bytes <= 60 * 4096
@@ -218,7 +173,7 @@ async def test_a_disk_that_hangs_while_it_is_read(
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 0.2)
     made = toy_config(tiers(tmp_path / "kv"))
     async with toy_workers(made, BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         await one.ask_all()
         await one.until(lambda tier: tier.stored > 60)
         read = SlotFolder.read
@@ -249,7 +204,7 @@ async def test_a_disk_that_hangs_while_it_is_written(
     monkeypatch.setattr(disk_tier, "STAGING_BYTES", 10 * 128)
     monkeypatch.setattr(disk_tier, "_CLOSE_S", 0.1)
     async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         await one.ask_all()
         assert began.is_set()
         # The pool's evictions did not wait for the disk.
@@ -271,7 +226,7 @@ async def test_a_disk_that_cannot_be_written_to_for_a_while(
 
     monkeypatch.setattr(os, "writev", fail)
     async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         await one.ask_all()
         found = await one.until(lambda tier: tier.errors > 0)
         assert found.error == os.strerror(number)
@@ -287,7 +242,7 @@ async def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     made = toy_config(tiers(tmp_path / "file" / "kv"))
     async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-        one = await client(running)
+        one = await Client.of(running)
         assert await one.ask_all() == 0
         found = await one.until(lambda tier: tier.errors > 0)
         assert found.error == f"{tmp_path / 'file'}: File exists"
@@ -297,7 +252,7 @@ async def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
 async def test_a_folder_that_is_removed_under_the_worker(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     async with toy_workers(toy_config(tiers(path)), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         await one.ask_all()
         await one.until(lambda tier: tier.stored > 60)
         (folder,) = (path / "worker-0").glob("[0-9a-f]*")
@@ -335,7 +290,7 @@ async def test_a_request_that_is_cancelled_while_it_reads(
 
 async def test_one_tenant_cannot_flush_anothers_files(tmp_path: Path) -> None:
     async with toy_workers(toy_config(tiers(tmp_path / "kv", 80)), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         for number in range(3):
             await one.ask(prompt(number), "small")
         for number in range(30):
@@ -349,7 +304,7 @@ async def test_damaged_files_of_a_worker_that_is_gone_are_stored_anew(tmp_path: 
     path = tmp_path / "kv"
     made = toy_config(tiers(path))
     async with toy_workers(made, BLOCKS, "decode-0", drains=True) as running:
-        await (await client(running)).ask_all()
+        await (await Client.of(running)).ask_all()
     for file in files(path):
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     (layout,) = (path / "worker-0").glob("[0-9a-f]*")
@@ -357,7 +312,7 @@ async def test_damaged_files_of_a_worker_that_is_gone_are_stored_anew(tmp_path: 
     owner = SlotFolder(path, layout.name, 128)
     owner.claim()
     async with toy_workers(made, BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         # At least once for each damaged block of a prompt.
         for _ in range(30):
             if await one.ask_all():
@@ -391,7 +346,7 @@ async def test_a_file_that_cannot_be_read_is_stored_anew(
     monkeypatch.setattr(SlotFolder, "read", fail)
     monkeypatch.setattr(SlotFolder, "write", heal)
     async with toy_workers(toy_config(tiers(tmp_path / "kv")), BLOCKS, "decode-0") as running:
-        one = await client(running)
+        one = await Client.of(running)
         for _ in range(30):
             await one.ask_all()
             if healed:
