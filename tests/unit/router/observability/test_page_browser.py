@@ -187,9 +187,12 @@ async def test_the_axis_fits_the_rows_in_view(cluster: RouterHarness, browser: B
     assert await browser.run(PRESSED) == "from arrival"
     # The long request is cut, so that the others stay readable. On a busy machine, some others are
     # as long as the axis, too, which fits nine tenths of the rows in view.
-    await browser.run("document.getElementById('gantt').scrollTop = 1e6")
+    # Rows may come after the page was scrolled.
+    scroll = "document.getElementById('gantt').scrollTop = 1e6;"
     async with asyncio.timeout(30):
-        while not await browser.run("return document.querySelector('li:last-child > * > .cut')"):
+        while not await browser.run(
+            scroll + "return document.querySelector('li:last-child > * > .cut')"
+        ):
             await asyncio.sleep(0.05)
     cut, rows = await browser.run(
         "return ['#gantt .cut', '#gantt .bars'].map((one) => document.querySelectorAll(one).length)"
