@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import threading
 from collections.abc import Collection, Sequence
 from itertools import accumulate, islice
 
-from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_layout import KvLayout
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 # Modes of fallocate(2): a hole in a file that keeps its size.
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -27,7 +27,8 @@ class VacatedMemory:
 
     `give_up` and `take` return at once: a thread gives the pages back, about a microsecond each. A
     part that is taken again before that keeps its pages. Only whole pages are given back, see
-    `KvLayout.lasting_bytes`.
+    `KvLayout.lasting_bytes`. If the system refuses a page, the log says so and no more are given
+    back.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, fd: int) -> None:
@@ -98,20 +99,24 @@ class VacatedMemory:
                 for block in blocks:
                     del self._waiting[part][block]
                 self._going[part] = frozenset(blocks)
-            self._give_back(blocks, part)
+            error = self._give_back(blocks, part)
             with self._lock:
                 self._going[part] = frozenset()
+                self._closed = self._closed or error != 0
                 self._lock.notify_all()
+            if error:
+                log.error("kv_memory_not_given_back: %s", os.strerror(error))
 
-    def _give_back(self, blocks: Sequence[int], part: bool) -> None:
+    def _give_back(self, blocks: Sequence[int], part: bool) -> int:
+        """Returns the error number of the system, or 0."""
         runs = _runs(blocks)
         for start, size in self._regions[part]:
             for first, end in runs:
                 begin = _page(start + first * size + mmap.PAGESIZE - 1)
                 length = _page(start + end * size) - begin
                 if length > 0 and (error := _punch(self._fd, begin, length)):
-                    log.error("kv_memory_not_given_back", reason=os.strerror(error))
-                    return
+                    return error
+        return 0
 
 
 def _punch(fd: int, offset: int, length: int) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 
+import pytest
 import torch
 
 from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.vacated_memory import VacatedMemory
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 # Two layers of one page a block each, for K and for V; the second has a window.
@@ -72,4 +75,24 @@ def test_a_pool_that_is_closed_gives_nothing_back() -> None:
     vacated.give_up(range(BLOCKS))
     pool.close()
     vacated.settle()
+    pool.close()
+
+
+def test_a_refusal_of_the_system_is_told_once_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = KvPool(LAYOUT, 4)
+    write(pool, 0, windowed=True, value=1.0)
+    file = os.open(f"/proc/self/fd/{pool.fd}", os.O_RDONLY)
+    vacated = VacatedMemory(LAYOUT, 4, file)
+    for _ in range(3):
+        vacated.give_up([0, 1])
+        vacated.settle()
+    vacated.take([0], windowed=True)
+    vacated.close()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "kv_memory_not_given_back"
+    ]
+    assert read(pool, 0, windowed=True) == {1.0}
+    os.close(file)
     pool.close()
