@@ -6,7 +6,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 
-# Bytes of this process for a block beside its frame: keys, entries and objects.
+# Bytes of this process for a block beside its record: keys, entries and objects.
 ENTRY_BYTES = 768
 
 # Layout hash, identity.
@@ -16,15 +16,15 @@ StoreKey = tuple[str, bytes]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     tenant: str
-    frame: bytes
+    record: bytes
 
     @property
     def cost(self) -> int:
-        return len(self.frame) + ENTRY_BYTES
+        return len(self.record) + ENTRY_BYTES
 
 
 class BlockStore:
-    """Frames of blocks by layout and identity, within a number of bytes.
+    """Records of blocks by layout and identity, within a number of bytes.
 
     The next block to go is the least recently used one of the tenant with the most bytes. So no
     tenant loses blocks while another tenant has more, and a tenant may use all that others leave,
@@ -60,13 +60,13 @@ class BlockStore:
         """Bytes that the tenant's blocks take."""
         return self._bytes.get(tenant, 0)
 
-    def fits(self, frame_bytes: int) -> bool:
-        """True if a frame of this size can be stored at all."""
-        return frame_bytes + ENTRY_BYTES <= self.tenant_bytes
+    def fits(self, record_bytes: int) -> bool:
+        """True if a record of this size can be stored at all."""
+        return record_bytes + ENTRY_BYTES <= self.tenant_bytes
 
     def get(self, key: StoreKey) -> bytes | None:
-        """The block's frame. The block becomes its tenant's most recently used."""
-        return self._entries[key].frame if self.touch(key) else None
+        """The block's record. The block becomes its tenant's most recently used."""
+        return self._entries[key].record if self.touch(key) else None
 
     def touch(self, key: StoreKey) -> bool:
         """Makes the block its tenant's most recently used. Returns False if it is not here."""
@@ -76,14 +76,14 @@ class BlockStore:
         self._order[entry.tenant].move_to_end(key)
         return True
 
-    def put(self, key: StoreKey, tenant: str, frame: bytes) -> None:
-        """Stores a block, for which others may have to go. The frame must fit. A block that is here
-        stays as it is, and charged to its tenant.
+    def put(self, key: StoreKey, tenant: str, record: bytes) -> None:
+        """Stores a block, for which others may have to go. The record must fit. A block that is
+        here stays as it is, and charged to its tenant.
         """
         if self.touch(key):
             return
-        assert self.fits(len(frame)), "the caller checks the size of the frame"
-        entry = _Entry(tenant, frame)
+        assert self.fits(len(record)), "the caller checks the size of the record"
+        entry = _Entry(tenant, record)
         while self.bytes_of(tenant) + entry.cost > self.tenant_bytes:
             self._evict(tenant)
         while self.used_bytes + entry.cost > self.size_bytes:

@@ -15,7 +15,7 @@ from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.guard import RoleGuard
-from kvrelay.wire.store import MAX_BLOCK_BYTES, add_kv_store_servicer
+from kvrelay.wire.store import FRAME_BYTES, MAX_BLOCK_BYTES, add_kv_store_servicer
 from kvrelay.worker.runtime.grpc_server import worker_server
 
 # Seconds between two looks at the certificates, and two lines of the log.
@@ -46,7 +46,7 @@ async def serve(
     credentials = Credentials.internal(security, "worker")
     guard = None if credentials is None else RoleGuard()
     host, _, port = listen.rpartition(":")
-    largest = min(MAX_BLOCK_BYTES, blocks.tenant_bytes) + _EXTRA_BYTES
+    largest = max(FRAME_BYTES, min(MAX_BLOCK_BYTES, blocks.tenant_bytes)) + _EXTRA_BYTES
     service = KvStoreService(blocks)
     try:
         async with worker_server(host, largest, credentials, guard, port=int(port)) as (

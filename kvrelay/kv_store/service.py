@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -19,25 +19,26 @@ from kvrelay.errors import (
 )
 from kvrelay.kv_store.block_store import BlockStore
 from kvrelay.protocol_version import Protocol, ours
-from kvrelay.wire.kv_frame import KvBlocks, KvOpen
+from kvrelay.wire.kv_frame import KvOpen
 from kvrelay.wire.status import abort
 from kvrelay.wire.store import (
     MAX_CALLS,
-    MAX_FRAME_EXTRA,
     StoreBlocks,
     StoreStatus,
     asker_of_status,
     check_opening,
     forgotten,
     found_to_proto,
+    frames_of,
     pb,
     receipt_of,
+    records_of,
     status_to_proto,
     store_blocks_from_proto,
 )
 from kvrelay.wire.transfer import frame_from_bytes
 from kvrelay.wire.transfer import pb as transfer_pb
-from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
+from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, records_in
 
 # Puts of all connections that are read at a time. Each has one frame in memory.
 MAX_PUTS = 8
@@ -94,12 +95,7 @@ class KvStoreService:
         """Yields the frames of the leading blocks that are here."""
         try:
             with self._call(context):
-                named = _named(request)
-                for identity in named.identities:
-                    frame = self.blocks.get((named.layout_hash, identity))
-                    if frame is None:
-                        return
-                    self.found += 1
+                for frame in frames_of(self._leading(_named(request))):
                     yield frame
         except KvRelayError as error:
             await abort(context, error)
@@ -139,22 +135,31 @@ class KvStoreService:
         except KvRelayError as error:
             await abort(context, error)
 
+    def _leading(self, named: StoreBlocks) -> Iterator[tuple[bytes]]:
+        """The records of the leading blocks that are here."""
+        for identity in named.identities:
+            record = self.blocks.get((named.layout_hash, identity))
+            if record is None:
+                return
+            self.found += 1
+            yield (record,)
+
     async def _put(self, frames: AsyncIterator[bytes]) -> transfer_pb.KvReceipt:
         opening = frame_from_bytes(await _next(frames))
         if not isinstance(opening, KvOpen):
             raise InvalidArgument(f"a Put begins with an open frame, not {type(opening).__name__}")
         _check(opening.protocol)
-        identities, num_bytes = check_opening(opening), 0
-        for identity in identities:
-            data = await _next(frames)
-            if not self.blocks.fits(len(data)):
-                raise ResourceExhausted(
-                    f"a block takes {len(data)} bytes, and a tenant may have "
-                    f"{self.blocks.tenant_bytes}; start the store with a larger size"
-                )
-            _check_frame(data, opening.layout_hash, identity)
-            self.blocks.put((opening.layout_hash, identity), opening.tenant, data)
-            num_bytes += len(data)
+        layout, identities, num_bytes = opening.layout_hash, check_opening(opening), 0
+        announced = deque(identities)
+        while announced:
+            for record in _checked(await _next(frames), layout, announced):
+                if not self.blocks.fits(len(record)):
+                    raise ResourceExhausted(
+                        f"a block takes {len(record)} bytes, and a tenant may have "
+                        f"{self.blocks.tenant_bytes}; start the store with a larger size"
+                    )
+                self.blocks.put((layout, announced.popleft()), opening.tenant, record.tobytes())
+                num_bytes += len(record)
         return receipt_of(len(identities), num_bytes)
 
     @contextmanager
@@ -197,21 +202,19 @@ async def _next(frames: AsyncIterator[bytes]) -> bytes:
         raise DeadlineExceeded(f"no frame arrived within {FRAME_S:g} s") from None
 
 
-def _check_frame(data: bytes, layout: str, identity: bytes) -> None:
-    """Raises InvalidArgument for a frame that does not hold the whole block that was announced, and
-    DataLoss for one whose bytes have changed.
+def _checked(data: bytes, layout: str, announced: deque[bytes]) -> Iterator[memoryview]:
+    """The records in a frame. The caller removes the identity of each from `announced`.
+
+    Raises InvalidArgument for a frame without the whole blocks that were announced, and DataLoss
+    for one whose bytes have changed.
     """
-    frame = frame_from_bytes(data)
-    if not isinstance(frame, KvBlocks) or len(frame.payload) != 1:
-        raise InvalidArgument("an open frame is followed by frames of one block each")
-    payload = memoryview(frame.payload[0])
-    # What is stored is the frame, so that nothing is copied.
-    if len(data) - len(payload) > MAX_FRAME_EXTRA:
-        raise InvalidArgument(f"a frame has {len(data) - len(payload)} bytes beside its payload")
     try:
-        header = BlockHeader.unpack(payload[:HEADER_BYTES].tobytes())
-        header.check(layout, identity, len(payload) - HEADER_BYTES)
+        for header, record in records_in(records_of(data)):
+            if not announced:
+                raise InvalidArgument("a frame holds more blocks than were announced")
+            header.check(layout, announced[0], header.block_bytes)
+            if xxhash.xxh3_64_intdigest(record[HEADER_BYTES:]) != header.digest:
+                raise DataLoss("the bytes of a block do not have their digest")
+            yield record
     except BadBlockFile as error:
         raise InvalidArgument(str(error)) from None
-    if xxhash.xxh3_64_intdigest(payload[HEADER_BYTES:]) != header.digest:
-        raise DataLoss("the bytes of a block do not have their digest")

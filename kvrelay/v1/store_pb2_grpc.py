@@ -27,8 +27,9 @@ if _version_not_supported:
 
 
 class KvStoreServiceStub(object):
-    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: each is one KvBlocks
-    frame, whose payload is a header of 128 bytes and the block's bytes, as in the files of a disk tier.
+    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
+    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    disk tier.
     """
 
     def __init__(self, channel):
@@ -65,8 +66,9 @@ class KvStoreServiceStub(object):
 
 
 class KvStoreServiceServicer(object):
-    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: each is one KvBlocks
-    frame, whose payload is a header of 128 bytes and the block's bytes, as in the files of a disk tier.
+    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
+    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    disk tier.
     """
 
     def Find(self, request, context):
@@ -84,7 +86,7 @@ class KvStoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
-        """Stores blocks: open, with identities and tenant, then a frame for each of them in order. The answer comes when all are stored.
+        """Stores blocks: open, with identities and tenant, then frames with their records in order. The answer comes when all are stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,8 +142,9 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvStoreService(object):
-    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: each is one KvBlocks
-    frame, whose payload is a header of 128 bytes and the block's bytes, as in the files of a disk tier.
+    """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
+    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    disk tier.
     """
 
     @staticmethod

@@ -4,7 +4,7 @@ dataclasses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,15 @@ from kvrelay.types.kv_block import IDENTITY_BYTES, is_layout_hash, is_tenant_fol
 from kvrelay.v1 import store_pb2 as pb
 from kvrelay.v1 import transfer_pb2
 from kvrelay.wire.encoding.fields import to_message, to_value
-from kvrelay.wire.kv_frame import KvOpen
+from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
+from kvrelay.wire.kv_frame import Buffer, KvBlocks, KvOpen
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 __all__ = [
+    "FRAME_BYTES",
     "MAX_BLOCK_BYTES",
     "MAX_CALLS",
     "MAX_CALL_BLOCKS",
-    "MAX_FRAME_EXTRA",
     "SERVICE_NAME",
     "StoreBlocks",
     "StoreStatus",
@@ -32,9 +33,11 @@ __all__ = [
     "check_opening",
     "forgotten",
     "found_to_proto",
+    "frames_of",
     "identities_in",
     "pb",
     "receipt_of",
+    "records_of",
     "status_from_proto",
     "status_to_proto",
     "store_blocks_from_proto",
@@ -53,8 +56,8 @@ MAX_CALLS = 64
 MAX_CALL_BLOCKS = 1024
 # Bytes of the largest block that a store takes.
 MAX_BLOCK_BYTES = 64 * 2**20
-# Bytes of a frame beside the header and the bytes of its block.
-MAX_FRAME_EXTRA = 64
+# Bytes of the blocks in one frame. A larger block has a frame of its own.
+FRAME_BYTES = 2**20
 
 Method = Callable[..., Any]
 
@@ -126,6 +129,33 @@ def check_opening(opening: KvOpen) -> tuple[bytes, ...]:
             f"tenant is {opening.tenant!r:.40}; allowed are 16 hexadecimal digits", field="tenant"
         )
     return identities_in(opening.identities)
+
+
+def frames_of(records: Iterable[Sequence[Buffer]]) -> Iterator[bytes]:
+    """Encodes records of blocks, each in pieces, as frames of up to FRAME_BYTES. Each piece is
+    copied once.
+    """
+    pieces: list[Buffer] = []
+    count, num_bytes = 0, 0
+    for record in records:
+        size = sum(map(len, record))
+        if pieces and num_bytes + size > FRAME_BYTES:
+            yield frame_to_bytes(KvBlocks(0, 0, count, 0, 0, num_bytes, payload=tuple(pieces)))
+            pieces, count, num_bytes = [], 0, 0
+        pieces += record
+        count, num_bytes = count + 1, num_bytes + size
+    if pieces:
+        yield frame_to_bytes(KvBlocks(0, 0, count, 0, 0, num_bytes, payload=tuple(pieces)))
+
+
+def records_of(data: bytes) -> memoryview:
+    """Returns the records of blocks in a frame, as a view. Raises InvalidArgument for a frame
+    without any.
+    """
+    frame = frame_from_bytes(data)
+    if not isinstance(frame, KvBlocks) or not frame.payload:
+        raise InvalidArgument("the frame holds no blocks")
+    return memoryview(frame.payload[0])
 
 
 def _check_layout(layout: str) -> None:

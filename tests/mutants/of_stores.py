@@ -1,4 +1,4 @@
-"""Safeguards of stores that hosts share: whose block a frame is, whether it is whole, and which
+"""Safeguards of stores that hosts share: whose block a record is, whether it is whole, and which
 store may be asked.
 """
 
@@ -19,14 +19,14 @@ MUTANTS = (
     Mutant(
         "the identity of a block that is put",
         SERVICE,
-        "header.check(layout, identity, len(payload) - HEADER_BYTES)",
-        "header.check(layout, header.identity, len(payload) - HEADER_BYTES)",
+        "header.check(layout, announced[0], header.block_bytes)",
+        "header.check(layout, header.identity, header.block_bytes)",
         (f"{PUTS}test_a_block_that_is_not_the_announced_one_is_refused",),
     ),
     Mutant(
         "the digest of a block that is put",
         SERVICE,
-        "if xxhash.xxh3_64_intdigest(payload[HEADER_BYTES:]) != header.digest:",
+        "if xxhash.xxh3_64_intdigest(record[HEADER_BYTES:]) != header.digest:",
         "if False:",
         (f"{PUTS}test_a_block_that_is_not_the_announced_one_is_refused",),
     ),
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "the identity of a block that comes back",
         LINK,
-        "header.check(self._layout, key.identity, self._block_bytes)",
+        "header.check(self._layout, missing[0].identity, self._block_bytes)",
         "header.check(self._layout, header.identity, self._block_bytes)",
         (f"{REMOTE}test_another_block_in_its_place_is_not_used",),
     ),

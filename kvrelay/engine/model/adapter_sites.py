@@ -21,7 +21,7 @@ from kvrelay.engine.model.kernel_modules import GatedUpdates, NativeGatedLayer, 
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.types.kv_layout import KvLayout
 
-# Tokens of the step that finds the layers which compute each row of a step once.
+# Tokens of a trial step.
 _TRIAL_TOKENS = 3
 _GATED = ("gate_proj", "up_proj")
 
@@ -63,7 +63,6 @@ def _linear_layers(model: PreTrainedModel) -> Iterator[Layer]:
             yield Layer(Site(name, inputs, outputs), module)
 
 
-@torch.inference_mode()
 def _rows_seen(loaded: LoadedModel, layers: list[Layer]) -> dict[nn.Module, list[int]]:
     """Numbers of rows in each call of a layer, in a step of _TRIAL_TOKENS tokens."""
     seen: dict[nn.Module, list[int]] = {layer.module: [] for layer in layers}
@@ -72,15 +71,33 @@ def _rows_seen(loaded: LoadedModel, layers: list[Layer]) -> dict[nn.Module, list
         seen[module].append(args[0].shape[:-1].numel())
 
     hooks = [module.register_forward_pre_hook(note) for module in seen]
-    pool = KvPool(KvLayout(loaded.kv_layers, 4, loaded.kv_dtype), 1, str(loaded.model.device))
     try:
-        ids = list(range(_TRIAL_TOKENS))
-        TorchForward(loaded.model, pool)(Step(ids, [Part(0, len(ids), 0, [0])], ids[-1:]))
+        _trial_logits(loaded)
     finally:
-        pool.close()
         for hook in hooks:
             hook.remove()
     return seen
+
+
+def overflows(loaded: LoadedModel, step: StepAdapters, slot: int) -> bool:
+    """Whether the model with the adapter in `slot` computes logits that are not finite. Runs one
+    step of a few tokens.
+    """
+    return not _trial_logits(loaded, step, slot).isfinite().all()
+
+
+@torch.inference_mode()
+def _trial_logits(
+    loaded: LoadedModel, step: StepAdapters | None = None, slot: int | None = None
+) -> torch.Tensor:
+    """The logits [_TRIAL_TOKENS, vocab_size] of a step on KV of its own."""
+    pool = KvPool(KvLayout(loaded.kv_layers, 4, loaded.kv_dtype), 1, str(loaded.model.device))
+    ids = list(range(_TRIAL_TOKENS))
+    part = Part(0, len(ids), 0, [0], adapter=slot)
+    try:
+        return TorchForward(loaded.model, pool, step)(Step(ids, [part], ids))
+    finally:
+        pool.close()
 
 
 def attach(

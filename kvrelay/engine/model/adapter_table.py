@@ -10,7 +10,7 @@ import torch
 
 from kvrelay.engine.adapters.low_rank import LowRank, Site, Update
 from kvrelay.engine.adapters.step_adapters import StepAdapters
-from kvrelay.engine.model.adapter_sites import Layer, attach, find_layers
+from kvrelay.engine.model.adapter_sites import Layer, attach, find_layers, overflows
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.native.low_rank import panels_of
 from kvrelay.errors import ModelRefused
@@ -114,8 +114,10 @@ class AdapterTable:
         return Adapter(files.adapter_id, factors)
 
     def install(self, adapter: Adapter) -> None:
-        """Makes an adapter available to the next step. Does nothing if it is installed. Raises
-        ModelRefused if all slots are taken.
+        """Makes an adapter available to the next step, after a trial step with it. Does nothing if
+        it is installed.
+
+        Raises ModelRefused if all slots are taken, and if the model with the adapter overflows.
         """
         if adapter.adapter_id in self._slots:
             return
@@ -128,9 +130,17 @@ class AdapterTable:
             self._updates, self._undo = attach(
                 self._layers, self.step, self._num_slots, native=self._native
             )
-        slot = self._free.pop(0)
+        assert self._loaded is not None, "only then an adapter can be prepared"
+        slot = self._free[0]
         for module, update in self._updates.items():
             update.set(slot, adapter.factors.get(module))
+        if overflows(self._loaded, self.step, slot):
+            self._clear(slot)
+            raise ModelRefused(
+                "the base model computes logits that are not finite with the adapter; its factors "
+                "are too large, or it is for another base model"
+            )
+        self._free.pop(0)
         self._slots[adapter.adapter_id] = slot
         self._bytes[adapter.adapter_id] = adapter.nbytes
 
@@ -140,8 +150,7 @@ class AdapterTable:
         slot = self._slots.pop(adapter_id, None)
         if slot is None:
             return
-        for update in self._updates.values():
-            update.set(slot, None)
+        self._clear(slot)
         del self._bytes[adapter_id]
         self._free.append(slot)
 
@@ -153,6 +162,10 @@ class AdapterTable:
         for adapter_id in self.held:
             self.remove(adapter_id)
         self._updates = {}
+
+    def _clear(self, slot: int) -> None:
+        for update in self._updates.values():
+            update.set(slot, None)
 
     def _factors(self, files: AdapterFiles, module: str) -> LowRank:
         """The factors of a module in the model's dtype. Raises ValueError."""

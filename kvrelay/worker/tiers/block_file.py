@@ -1,4 +1,5 @@
-"""The format of a file that holds one KV block: a header of fixed size, then the block's bytes.
+"""The format of a record of one KV block: a header of fixed size, then the block's bytes. A file of
+a disk tier holds one record, and a frame to or from a store one or more.
 
 The header says whose block it is: layout, identity, length. A reader compares each with what it
 asked for, so a file of another model, another place or another length is never taken for the
@@ -9,6 +10,7 @@ forgeries: who can write to the folder can change answers.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -26,7 +28,7 @@ HEADER_BYTES = _FIELDS.size + _DIGEST.size
 
 
 class BadBlockFile(Exception):
-    """The file does not hold the block that was asked for. The text says why."""
+    """The record is not that of the block that was asked for. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,14 @@ class BlockHeader:
             raise BadBlockFile("the block is of other tokens")
         if self.block_bytes != block_bytes:
             raise BadBlockFile(f"the block has {self.block_bytes} bytes, not {block_bytes}")
+
+
+def records_in(data: memoryview) -> Iterator[tuple[BlockHeader, memoryview]]:
+    """The records that follow each other in `data`, whole. Raises BadBlockFile."""
+    while data:
+        header = BlockHeader.unpack(data[:HEADER_BYTES].tobytes())
+        end = HEADER_BYTES + header.block_bytes
+        if end > len(data):
+            raise BadBlockFile(f"the record has {len(data)} of {end} bytes")
+        yield header, data[:end]
+        data = data[end:]

@@ -5,8 +5,8 @@ works.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 
 import grpc
@@ -18,21 +18,23 @@ from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_block import BlockKey
-from kvrelay.wire.kv_frame import KvBlocks, KvOpen
+from kvrelay.wire.kv_frame import KvOpen
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.store import (
     MAX_CALL_BLOCKS,
     MAX_CALLS,
     StoreBlocks,
     StoreStatus,
+    frames_of,
+    records_of,
     store_find,
     store_forget,
     store_get,
     store_put,
     store_status,
 )
-from kvrelay.wire.transfer import frame_from_bytes, frame_to_bytes
-from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
+from kvrelay.wire.transfer import frame_to_bytes
+from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader, records_in
 from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error
 
@@ -241,15 +243,13 @@ class StoreLink:
                 tenant=blocks[0].key.tenant,
             )
         )
-        for block in blocks:
-            data = block.copy.data
-            header = BlockHeader(
-                self._layout, block.key.identity, len(data), block.copy.digest
-            ).pack()
-            num_bytes = len(header) + len(data)
-            yield frame_to_bytes(
-                KvBlocks(0, 0, 1, 0, 0, num_bytes, payload=(header, memoryview(data.data)))
-            )
+        for frame in frames_of(map(self._record, blocks)):
+            yield frame
+
+    def _record(self, block: StoredBlock) -> tuple[bytes, memoryview]:
+        identity, data = block.key.identity, block.copy.data
+        header = BlockHeader(self._layout, identity, len(data), block.copy.digest)
+        return header.pack(), memoryview(data.data)
 
     # Reading
 
@@ -297,25 +297,27 @@ class StoreLink:
         """Appends to `found`. Raises what the call raises, BadBlockFile, and TimeoutError."""
         named = self._named([key.identity for key in keys])
         async with aclosing(store_get(self._channels.get(self.address), named, _GET_S)) as frames:
-            for key in keys:
+            missing = deque(keys)
+            while missing:
                 async with asyncio.timeout(_SILENCE_S):
                     data = await anext(frames, None)
                 if data is None:
-                    self._known.pop(key.identity, None)
+                    self._known.pop(missing[0].identity, None)
                     return
-                found.append(self._block(key, data))
+                for block in self._blocks(data, missing):
+                    found.append(block)
+                    missing.popleft()
 
-    def _block(self, key: BlockKey, data: bytes) -> StoredBlock:
-        """The block in a frame, as a view of it. Raises BadBlockFile for another block."""
-        frame = frame_from_bytes(data)
-        if not isinstance(frame, KvBlocks) or len(frame.payload) != 1:
-            raise BadBlockFile("the frame does not hold a block")
-        payload = np.frombuffer(frame.payload[0], np.uint8)
-        header = BlockHeader.unpack(payload[:HEADER_BYTES].tobytes())
-        header.check(self._layout, key.identity, self._block_bytes)
-        if len(payload) != HEADER_BYTES + self._block_bytes:
-            raise BadBlockFile(f"the frame has {len(payload)} bytes")
-        return StoredBlock(key, BlockCopy(payload[HEADER_BYTES:], header.digest))
+    def _blocks(self, data: bytes, missing: deque[BlockKey]) -> Iterator[StoredBlock]:
+        """The blocks in a frame, as views of it. The caller removes the key of each from `missing`.
+        Raises BadBlockFile for a block that was not asked for.
+        """
+        for header, record in records_in(records_of(data)):
+            if not missing:
+                raise BadBlockFile("the frame holds more blocks than were asked for")
+            header.check(self._layout, missing[0].identity, self._block_bytes)
+            view = np.frombuffer(record[HEADER_BYTES:], np.uint8)
+            yield StoredBlock(missing[0], BlockCopy(view, header.digest))
 
     # Whether it works
 

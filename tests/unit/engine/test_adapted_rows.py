@@ -231,3 +231,19 @@ def test_adapters_of_other_models_and_damaged_ones_are_refused(
         pytest.raises(ModelRefused, match="it has no factors for 7 layers"),
     ):
         load(runner, save_adapter(tmp_path / "shallow", base))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_an_adapter_whose_products_overflow_is_refused_and_leaves_nothing(
+    tiny_model: Callable[..., Path], tmp_path: Path, kernels: Kernels
+) -> None:
+    base = tiny_model("llama")
+    good = save_adapter(tmp_path / "good", base)
+    with runner_of(base, kernels, slots=1) as runner:
+        with pytest.raises(ModelRefused, match="logits that are not finite with the adapter"):
+            load(runner, save_adapter(tmp_path / "large", base, size=1e30))
+        assert (runner.adapters.held, runner.adapters.nbytes) == ((), 0)
+        segments = step([load(runner, good)], [5])
+        logits = runner.forward(segments, last_rows(segments))[0]
+        wanted = logits_of(base, good, list(segments[0].token_ids))
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)

@@ -22,9 +22,11 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.wire.kv_frame import KvBlocks, KvCommit, KvOpen
 from kvrelay.wire.store import (
+    FRAME_BYTES,
     MAX_CALL_BLOCKS,
     SERVICE_NAME,
     StoreBlocks,
+    records_of,
     store_find,
     store_get,
     store_put,
@@ -75,12 +77,33 @@ async def test_what_was_put_comes_back_up_to_the_first_missing_block() -> None:
         assert said == "OK"
         named = StoreBlocks(LAYOUT, tuple(block.key.identity for block in blocks))
         assert await store_find(channel, named, 30.0) == (True, True, False, True)
-        assert [one async for one in store_get(channel, named, 30.0)] == sent[:2]
+        (got,) = [one async for one in store_get(channel, named, 30.0)]
+        assert records_of(got) == b"".join(b"".join(payload(block)) for block in blocks[:2])
         other = StoreBlocks("f" * 16, named.identities)
         assert await store_find(channel, other, 30.0) == (False,) * 4
         status = await store_status(channel, 30.0)
         assert (status.blocks, status.stored, status.found, status.tenants) == (3, 3, 2, 1)
         assert status.used_bytes == held.used_bytes
+
+
+async def test_blocks_of_any_size_may_be_cut_into_frames_in_any_way() -> None:
+    rng = random.Random(11)
+    async with store(2**26) as (address, held), worker_channel(address, None) as channel:
+        for size in (1, 100, 4096, 400_000, 2**20 + 1):
+            blocks = [stored(number, block_bytes=size) for number in range(12)]
+            records = [payload(block) for block in blocks]
+            frames, first = [], 0
+            while first < len(records):
+                end = min(first + rng.randint(1, 4), len(records))
+                frames.append(frame(*(piece for one in records[first:end] for piece in one)))
+                first = end
+            assert await put(address, opening(*blocks), *frames) == "OK"
+            named = StoreBlocks(LAYOUT, tuple(block.key.identity for block in blocks))
+            got = [one async for one in store_get(channel, named, 30.0)]
+            assert b"".join(map(records_of, got)) == b"".join(b"".join(one) for one in records)
+            assert all(len(one) < max(FRAME_BYTES, size + 128) + 64 for one in got)
+            for block in blocks:
+                held.forget((LAYOUT, block.key.identity))
 
 
 async def test_a_block_that_is_not_the_announced_one_is_refused() -> None:
@@ -89,16 +112,14 @@ async def test_a_block_that_is_not_the_announced_one_is_refused() -> None:
     cases = {
         "other tokens": frame(*payload(block, identity=other.key.identity)),
         "layout": frame(*payload(block, layout="f" * 16)),
-        "bytes, not": frame(header, data[:-1]),
+        "of 4224 bytes": frame(header, data[:-1]),
         "not a KV block": frame(b"x" * 128, data),
         "header is damaged": frame(bytes([*header[:40], header[40] ^ 1, *header[41:]]), data),
         "do not have their digest": frame(header, bytes([data[0] ^ 1]) + data[1:]),
         "the header has": frame(b"x"),
-        "frames of one block": frame(),
-        "one block each": frame_to_bytes(KvCommit(1, 2, 3, 4)),
-        "bytes beside its payload": frame_to_bytes(
-            KvBlocks(0, 0, 1, 0, 0, 1, tuple(range(1, 99)), (header, data))
-        ),
+        "holds no blocks": frame(),
+        "frame holds no": frame_to_bytes(KvCommit(1, 2, 3, 4)),
+        "more blocks than": frame(header, data, *payload(other)),
         "not a hand-off frame": b"\xff" * 40,
     }
     async with store() as (address, held):
@@ -109,6 +130,8 @@ async def test_a_block_that_is_not_the_announced_one_is_refused() -> None:
                 "DATA_LOSS",
                 "FAILED_PRECONDITION",
             )
+        # The announced block of the frame with more was whole.
+        held.forget((LAYOUT, block.key.identity))
         assert not len(held)
         assert await put(address, opening(block), frame(header, data)) == "OK"
 

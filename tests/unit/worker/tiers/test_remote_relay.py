@@ -194,9 +194,9 @@ async def test_a_tampered_store_gives_no_wrong_token() -> None:
             await one.ask_all()
         for entry in held._entries.values():
             # The last byte of the KV itself.
-            frame = bytearray(entry.frame)
-            frame[-1] ^= 1
-            object.__setattr__(entry, "frame", bytes(frame))
+            record = bytearray(entry.record)
+            record[-1] ^= 1
+            object.__setattr__(entry, "record", bytes(record))
         async with toy_workers(made, BLOCKS, "decode-0") as running:
             one = await Client.of(running)
             await opened(one)

@@ -91,7 +91,7 @@ async def test_blocks_of_other_layouts_and_tenants_are_never_found() -> None:
 
 
 async def test_what_the_store_changed_is_not_used() -> None:
-    """Whatever bit of a frame has changed in the store: its header or its length is found here, and
+    """Whatever bit of a record has changed in the store: its header or its length is found here, and
     its bytes have another digest, which the copy to the pool checks.
     """
     rng = random.Random(3)
@@ -100,9 +100,9 @@ async def test_what_the_store_changed_is_not_used() -> None:
         await tier.put(*map(stored, NUMBERS))
         for name in list(held._entries):
             entry = held._entries[name]
-            frame = bytearray(entry.frame)
-            frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
-            object.__setattr__(entry, "frame", bytes(frame))
+            record = bytearray(entry.record)
+            record[rng.randrange(len(record))] ^= 1 << rng.randrange(8)
+            object.__setattr__(entry, "record", bytes(record))
         for number in NUMBERS:
             await tier.opened()
             for block in await tier.tier.read([key(number)]):
@@ -117,7 +117,7 @@ async def test_another_block_in_its_place_is_not_used() -> None:
         await tier.opened()
         await tier.put(stored(1), stored(2))
         one, two = (held._entries[LAYOUT, key(number).identity] for number in (1, 2))
-        object.__setattr__(one, "frame", two.frame)
+        object.__setattr__(one, "record", two.record)
         assert await tier.read(1) == []
         assert "other tokens" in tier.tier.counts.error
         # It is gone, and is not asked for again.
