@@ -8,7 +8,15 @@
 
 namespace {
 
-constexpr int64_t PANEL = 32, ROWS = 2, RANKS = 2;
+#if defined(__AVX512F__)
+constexpr int64_t RANKS = 4;
+#else
+// Registers hold no more sums.
+constexpr int64_t RANKS = 2;
+#endif
+constexpr int64_t PANEL = 32, ROWS = 2;
+// Bytes of a line of the cache, and panels that are read ahead: memory takes longer to answer than a panel to compute.
+constexpr int64_t LINE = 64, AHEAD = 4;
 
 // Up to ROWS rows with the same factors.
 struct Rows {
@@ -27,9 +35,11 @@ void shrink(const LowRankCall& call, const Rows& rows, int64_t rank, float* inne
     for (int k = 0; k < K; k++) a[k] = (const T*)rows.factors->a + (rank + k) * call.in;
     f32x16 sums[R][K] = {};
     const int64_t whole = call.in / LANES * LANES, rest = call.in - whole;
-    for (int64_t i = 0; i < whole; i += LANES)
+    for (int64_t i = 0; i < whole; i += LANES) {
+        for (int k = 0; k < K; k++) __builtin_prefetch(a[k] + K * call.in + i);
         for (int r = 0; r < R; r++)
             for (int k = 0; k < K; k++) sums[r][k] += load(x[r] + i) * load(a[k] + i);
+    }
     if (rest)
         for (int r = 0; r < R; r++)
             for (int k = 0; k < K; k++) sums[r][k] += load_some(x[r] + whole, rest) * load_some(a[k] + whole, rest);
@@ -40,16 +50,28 @@ void shrink(const LowRankCall& call, const Rows& rows, int64_t rank, float* inne
 
 template <int R, class T>
 void shrink_all(const LowRankCall& call, const Rows& rows, float* inner) {
-    const int64_t rank = rows.factors->rank, even = rank / RANKS * RANKS;
-    for (int64_t k = 0; k < even; k += RANKS) shrink<R, RANKS, T>(call, rows, k, inner);
-    for (int64_t k = even; k < rank; k++) shrink<R, 1, T>(call, rows, k, inner);
+    const int64_t rank = rows.factors->rank, whole = rank / RANKS * RANKS;
+    for (int64_t k = 0; k < whole; k += RANKS) shrink<R, RANKS, T>(call, rows, k, inner);
+    for (int64_t k = whole; k < rank; k++) shrink<R, 1, T>(call, rows, k, inner);
+}
+
+template <class T>
+const T* panel_of(const LowRankFactors& factors, int64_t panel) {
+    return (const T*)factors.b + panel * factors.rank * PANEL;
+}
+
+// Asks for a panel, so that it is in the cache when it is needed.
+template <class T>
+void prefetch(const LowRankFactors& factors, int64_t panel) {
+    const char* bytes = (const char*)panel_of<T>(factors, panel);
+    for (int64_t i = 0; i < factors.rank * PANEL * (int64_t)sizeof(T); i += LINE) __builtin_prefetch(bytes + i);
 }
 
 // y += inner Bᵀ for R rows and one panel of outputs.
 template <int R, class T>
 void expand(const LowRankCall& call, const Rows& rows, int64_t panel, const float* inner) {
     const int64_t rank = rows.factors->rank;
-    const T* b = (const T*)rows.factors->b + panel * rank * PANEL;
+    const T* b = panel_of<T>(*rows.factors, panel);
     f32x16 sums[R][2] = {};
     for (int64_t k = 0; k < rank; k++, b += PANEL)
         for (int r = 0; r < R; r++) {
@@ -70,9 +92,13 @@ void expand(const LowRankCall& call, const Rows& rows, int64_t panel, const floa
 template <class T>
 void low_rank(const LowRankCall& call) {
     static thread_local std::vector<Rows> kept;
+    static thread_local std::vector<int64_t> kept_ends;
     static thread_local Buffer<float> buffer;
     std::vector<Rows>& work = kept;
+    // Of the rows of each adapter in `work`.
+    std::vector<int64_t>& ends = kept_ends;
     work.clear();
+    ends.clear();
     int64_t size = 0;
     for (int64_t g = 0; g < call.adapters->num_groups; g++) {
         const AdapterGroup& group = call.adapters->groups[g];
@@ -84,22 +110,27 @@ void low_rank(const LowRankCall& call) {
             work.push_back(rows);
             size += rows.count * factors->rank;
         }
+        ends.push_back((int64_t)work.size());
     }
     if (work.empty()) return;
     float* inner = buffer.of(size);
     const int64_t count = (int64_t)work.size(), panels = (call.out + PANEL - 1) / PANEL;
+    const int64_t all_panels = panels * (int64_t)ends.size();
 #pragma omp parallel if (threads() > 1) num_threads(threads())
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; i++)
             work[i].count == ROWS ? shrink_all<ROWS, T>(call, work[i], inner + work[i].inner)
                                   : shrink_all<1, T>(call, work[i], inner + work[i].inner);
-        // A panel of each adapter is read once for all of its rows.
+        // The panels of an adapter follow each other in memory. Each is read once for all rows of the adapter.
 #pragma omp for schedule(static)
-        for (int64_t p = 0; p < panels; p++)
-            for (int64_t i = 0; i < count; i++)
-                work[i].count == ROWS ? expand<ROWS, T>(call, work[i], p, inner + work[i].inner)
-                                      : expand<1, T>(call, work[i], p, inner + work[i].inner);
+        for (int64_t n = 0; n < all_panels; n++) {
+            const int64_t adapter = n / panels, later = std::min(n + AHEAD, all_panels - 1);
+            prefetch<T>(*work[ends[later / panels] - 1].factors, later % panels);
+            for (int64_t i = adapter ? ends[adapter - 1] : 0; i < ends[adapter]; i++)
+                work[i].count == ROWS ? expand<ROWS, T>(call, work[i], n % panels, inner + work[i].inner)
+                                      : expand<1, T>(call, work[i], n % panels, inner + work[i].inner);
+        }
     }
 }
 

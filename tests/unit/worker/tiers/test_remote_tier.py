@@ -91,8 +91,8 @@ async def test_blocks_of_other_layouts_and_tenants_are_never_found() -> None:
 
 
 async def test_what_the_store_changed_is_not_used() -> None:
-    """Whatever bit of a record has changed in the store: its header or its length is found here, and
-    its bytes have another digest, which the copy to the pool checks.
+    """Whatever bit of a record has changed in the store: its header or its length is found here,
+    and its bytes have another digest, which the copy to the pool checks.
     """
     rng = random.Random(3)
     async with store() as (address, held), remote(address) as tier:
