@@ -31,6 +31,7 @@ from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer
 from kvrelay.planning.quantity import decimal_bytes, size
+from kvrelay.process.tcp_address import unreachable
 from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
@@ -287,6 +288,11 @@ def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
                 f"Tier remote of each {one.pool} worker: the stores {', '.join(one.stores)}, which "
                 "`kvrelay kv-store` runs."
             )
+            if down := unreachable(one.stores):
+                yield (
+                    f"Nothing listens at {', '.join(down)} now. Workers serve without "
+                    f"{'it' if len(down) == 1 else 'them'}, and ask again until it does."
+                )
 
 
 def _free_bytes(folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
@@ -63,7 +64,8 @@ def kv_store(
     num_bytes = _bytes("--size", size)
     of_tenant = None if tenant_size is None else _bytes("--tenant-size", tenant_size)
     set_log_level(log_level)
-    configure_logging()
+    # A line each minute would be in a person's way.
+    configure_logging("warning" if sys.stderr.isatty() else "info")
 
     async def run() -> None:
         stop = StopRequest()
@@ -73,6 +75,8 @@ def kv_store(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+    if sys.stderr.isatty():
+        print("stopped; its blocks are gone", file=sys.stderr)
 
 
 def _bytes(option: str, text: str) -> int:

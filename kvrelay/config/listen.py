@@ -27,7 +27,15 @@ def _address(value: str) -> str:
     return value
 
 
+def _peer(value: str) -> str:
+    if not is_address(value) or value.endswith(":0"):
+        raise ValueError(f"{value!r} is not HOST:PORT; allowed are ports from 1 to 65535")
+    return value
+
+
 Address = Annotated[str, AfterValidator(_address)]
+# Of a process to connect to.
+PeerAddress = Annotated[str, AfterValidator(_peer)]
 
 
 class ListenConfig(Section):

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from kvrelay.config.listen import Address
+from kvrelay.config.listen import PeerAddress
 from kvrelay.config.section import BadValue, Memory, Section
 from kvrelay.types.workers import TierKind
 
@@ -34,7 +34,7 @@ class TierConfig(Section):
     # The folder of a disk tier. Workers of one host share it.
     path: str = ""
     # HOST:PORT of the stores of a remote tier, the same for all workers.
-    addresses: tuple[Address, ...] = Field(default=(), max_length=MAX_STORES)
+    addresses: tuple[PeerAddress, ...] = Field(default=(), max_length=MAX_STORES)
 
     @property
     def size_bytes(self) -> int:

@@ -10,6 +10,7 @@ from kvrelay.errors import ConfigError
 from kvrelay.kv_store.block_store import BlockStore
 from kvrelay.kv_store.service import KvStoreService
 from kvrelay.loopback import is_loopback
+from kvrelay.process.held_port import held_port
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.process.telemetry import get_logger
@@ -49,6 +50,9 @@ async def serve(
     largest = max(FRAME_BYTES, min(MAX_BLOCK_BYTES, blocks.tenant_bytes)) + _EXTRA_BYTES
     service = KvStoreService(blocks)
     try:
+        # gRPC would write a line of its own.
+        with held_port(listen):
+            pass
         async with worker_server(host, largest, credentials, guard, port=int(port)) as (
             server,
             address,
@@ -68,7 +72,7 @@ async def serve(
                 await stop.drain.wait()
             finally:
                 telling.cancel()
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise cannot_listen("--listen", listen, error) from None
     _log_status(service)
 

@@ -400,7 +400,7 @@ class Lifecycle:
         if not self.timeline.has_first_token and event.prefill is not None:
             self.cached_tokens = min(event.prefill.cached_tokens, len(self.request.token_ids))
             self.fetched_tokens = event.prefill.fetched_tokens
-            self._correct_why()
+            self._note_prediction()
         if self.model is None or self.assignment.model.full:
             self.model = self.assignment.model
         self.timeline.tokens(now, len(token_ids), event.prefill, event.dropped_tokens)
@@ -411,15 +411,16 @@ class Lifecycle:
         path, scores = self.assignment.path, event.prompt_logprobs
         return [Emit(self.request.request_id, start, token_ids, logprobs, path, scores)]
 
-    def _correct_why(self) -> None:
+    def _note_prediction(self) -> None:
         """Adds to the reason how many prompt tokens were cached, if that differs from the
-        prediction: blocks may have been evicted since, or a fetch was slower than computing.
+        prediction: blocks may have been evicted since, a fetch was slower than computing, or a tier
+        had more.
         """
         assert self.assignment is not None
         prompt, cached = len(self.request.token_ids), self.cached_tokens
         if min(self.assignment.cached_tokens, prompt) != cached:
-            why = f"{self.assignment.why}; {cached} of {prompt} prompt tokens were cached"
-            self.assignment = self.last_assignment = replace(self.assignment, why=why)
+            missed = f"then {cached} of {prompt} prompt tokens were found cached"
+            self.assignment = self.last_assignment = replace(self.assignment, missed=missed)
 
     def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
         assert self.assignment is not None

@@ -55,12 +55,23 @@ class Assignment:
     model: ModelVersion = UNKNOWN_MODEL
     # Prompt tokens that are predicted to need no computing.
     cached_tokens: int = 0
+    # What the prediction missed, once that is known.
+    missed: str = ""
+
+    @property
+    def whole_why(self) -> str:
+        """The reason that operators may read."""
+        return self._why(with_load=True)
 
     def why_for(self, viewer: Tenant) -> str:
         """Returns the reason that the viewer may read. `load` would reveal other tenants' prompts,
         so only viewers of the whole cluster see it.
         """
-        return f"{self.why}, {self.load}" if self.load and viewer.sees_cluster else self.why
+        return self._why(with_load=viewer.sees_cluster)
+
+    def _why(self, *, with_load: bool) -> str:
+        why = f"{self.why}, {self.load}" if self.load and with_load else self.why
+        return f"{why}; {self.missed}" if self.missed else why
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +143,9 @@ def assign(
         if outlook is not None and prefillers:
             better = better_than_delaying(decode, prefillers, num_tokens, outlook)
         if better is None:
+            tokens = "token is" if uncached == 1 else "tokens are"
             why = (
-                f"{uncached} uncached prompt tokens are below "
+                f"{uncached} uncached prompt {tokens} below "
                 f"local_below_tokens={config.local_below_tokens}"
             )
             return _local(decode, num_tokens, "short_prompt", why)

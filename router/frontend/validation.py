@@ -111,7 +111,8 @@ def check_model(model: str, card: ModelCard) -> None:
     """
     if model and model != card.info.id and card.adapters.get(model) is None:
         near = card.adapters.near(model, card.info.id)
-        hint = f"; did you mean {near!r}?" if near else ""
+        # It is named anyway.
+        hint = f"; did you mean {near!r}?" if near and near != card.info.id else ""
         raise NotFound(
             f"model {model[:100]!r} does not exist; this cluster serves {card.info.id!r}"
             f"{card.adapters.described}{hint}",

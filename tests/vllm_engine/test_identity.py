@@ -142,7 +142,7 @@ async def test_the_router_knows_what_vllm_has_cached_and_evicted(forks: Forks) -
             assert found.usage is not None
             hits += found.usage.cached_tokens > 0
             misses += found.usage.cached_tokens == 0
-            corrected += [found.why] if "prompt tokens were cached" in found.why else []
+            corrected += [found.why] if "prompt tokens were found cached" in found.why else []
             # A worker tells its changes within 0.1 s.
             await asyncio.sleep(0.3)
     assert hits > 10

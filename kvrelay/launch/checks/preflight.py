@@ -13,11 +13,12 @@ from pathlib import Path
 from kv_transfer.transport_selection import choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
-from kvrelay.errors import ConfigError, KvRelayError, Unavailable, Unimplemented
+from kvrelay.errors import ConfigError, KvRelayError, ModelRefused, Unavailable, Unimplemented
 from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.checks.port_check import check_ports
 from kvrelay.launch.checks.process_limit import check_processes
 from kvrelay.launch.checks.vllm_check import check_vllm
+from kvrelay.models.adapters.adapter_files import read_adapter
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
@@ -74,6 +75,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
         return
     for one in config.served:
         yield partial(_check_transport, one)
+        yield partial(_check_adapters, one)
     yield partial(Credentials.internal, security, "worker")
     yield partial(_check_room, SHORT_PARENT, "Ray keeps its sockets and logs there")
     yield partial(check_shared_memory, _SHARED_MEMORY)
@@ -104,6 +106,17 @@ def _check_kv(pools: tuple[PoolMemory, ...]) -> None:
                 f"{one.least_kv_bytes} bytes; set kv.memory to at least that, or "
                 "model.max_model_len lower"
             )
+
+
+def _check_adapters(config: ClusterConfig) -> None:
+    """Raises ConfigError for the first adapter whose files cannot be served by any model. A worker
+    compares them with its model.
+    """
+    for place, one in enumerate(config.adapters.serve):
+        try:
+            read_adapter(one.path, config.adapters.max_rank)
+        except ModelRefused as error:
+            raise ConfigError(f"adapters.serve.{place}: {error.message}") from None
 
 
 def check_shared_memory(folder: Path) -> None:

@@ -48,15 +48,16 @@ def segments(row: Row) -> list[Segment]:
 
 def ttft_parts(rows: Sequence[Row]) -> dict[str, float]:
     """Returns the mean seconds of the ledger's phases, and of the client and the network before
-    them. Empty without ledgers.
+    them, in the order in which they take place. Empty without ledgers.
     """
+    told = [
+        (("client and network", max(0.0, row.ttft_s - row.ledger.ttft_seconds)), *row.ledger.phases)
+        for row in rows
+        if row.ledger is not None and row.ledger.phases and row.ttft_s is not None
+    ]
     sums: dict[str, float] = {}
-    told = 0
-    for row in rows:
-        if row.ledger is None or not row.ledger.phases or row.ttft_s is None:
-            continue
-        told += 1
-        outside = max(0.0, row.ttft_s - row.ledger.ttft_seconds)
-        for name, seconds in (("client and network", outside), *row.ledger.phases):
+    # A request on the local path has some of the phases only.
+    for phases in sorted(told, key=len, reverse=True):
+        for name, seconds in phases:
             sums[name] = sums.get(name, 0.0) + seconds
-    return {name: total / told for name, total in sums.items()}
+    return {name: total / len(told) for name, total in sums.items()}

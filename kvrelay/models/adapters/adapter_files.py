@@ -68,7 +68,8 @@ def read_adapter(folder: str, max_rank: int) -> AdapterFiles:
     path = Path(folder)
     # Unlike Path.is_dir, isdir raises for no text.
     if not os.path.isdir(folder):
-        raise ModelRefused(f"{folder}: there is no such folder; give the folder of an adapter")
+        what = "is a file" if os.path.isfile(folder) else "there is no such folder"
+        raise ModelRefused(f"{folder}: {what}; give the folder of an adapter")
     settings = _read(path, CONFIG, MAX_CONFIG_BYTES)
     weights = _read(path, WEIGHTS, MAX_WEIGHT_BYTES)
     config = PeftConfig.parse(_json(settings, path / CONFIG), str(path / CONFIG))
@@ -135,7 +136,9 @@ def _json(content: bytes, where: Path | str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{where}: cannot be read: {error!s:.200}") from None
+        raise ModelRefused(
+            f"{where}: it is not JSON, so the file is damaged or not from PEFT: {error!s:.200}"
+        ) from None
     if not isinstance(value, dict):
         raise ModelRefused(f"{where}: the content is not a JSON object")
     return value

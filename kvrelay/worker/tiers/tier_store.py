@@ -37,14 +37,14 @@ log = get_logger("worker")
 
 class TierStore(CacheListener):
     """Copies cached blocks to the nearest tier before the pool evicts them, while fewer than half
-    of the pool's blocks are free.
+    of the pool's blocks are free. With a remote tier, copies them at once, to both.
 
     An eviction itself then costs nothing, and no allocation waits for a copy. The pool's books do
     not change: a copy takes no hold on its block. A block whose number of allocations is the same
     before and after a copy has not been written to meanwhile. Otherwise the copy is discarded.
 
-    What a tier gives up goes to the next tier. A remote tier gets each block at once, so that other
-    hosts can use it while this one has it. Lives on the event loop that owns the cache.
+    What a tier gives up goes to the next tier. Other hosts can use what a remote tier has, while
+    this one has it too. Lives on the event loop that owns the cache.
     """
 
     def __init__(self, cache: KvCache, arena: Arena, tiers: Sequence[Tier]) -> None:
@@ -111,7 +111,8 @@ class TierStore(CacheListener):
 
     @property
     def _is_due(self) -> bool:
-        return self._flushing or self._cache.pool.num_free < self._reserve
+        shared = self._shared is not None and self._shared.has_room
+        return self._flushing or shared or self._cache.pool.num_free < self._reserve
 
     async def run(self) -> None:
         """Opens the tiers and stores blocks, until cancelled."""

@@ -267,6 +267,8 @@ class _Parser:
             )
 
     def _wrong(self, expected: str) -> InvalidArgument:
+        if not self._text.strip():
+            return InvalidArgument("the body is empty; send a JSON object")
         return InvalidArgument(
             f"the body is not valid JSON: expected {expected} at character {self._at}"
         )

@@ -58,7 +58,7 @@ function table(phases, ledger) {
     el(
       "tr", { class: "sum" },
       el("th", { scope: "row", text: ledger.ttft_seconds ? "first token" : "so far" }),
-      el("td", { class: "quiet meaning", text: ledger.ttft_seconds ? "TTFT, the sum" : "no token arrived" }),
+      el("td", { class: "quiet meaning", text: ledger.ttft_seconds ? "TTFT at the router, the sum" : "no token arrived" }),
       el("td", { class: "number", text: time(sum * 1000) }),
     ),
   );
@@ -66,6 +66,8 @@ function table(phases, ledger) {
 }
 
 function facts(ledger) {
+  // Token 2 may come with the first one.
+  const shown = (seconds) => (seconds || ledger.decode_seconds ? time(seconds * 1000) : "–");
   const pairs = [
     ["gap to token 2", ledger.second_token_gap_seconds],
     ["first to last", ledger.decode_seconds],
@@ -73,7 +75,7 @@ function facts(ledger) {
   ];
   return el(
     "dl", { class: "facts" },
-    ...pairs.map(([name, seconds]) => el("div", {}, el("dt", { text: name }), el("dd", { text: seconds ? time(seconds * 1000) : "–" }))),
+    ...pairs.map(([name, seconds]) => el("div", {}, el("dt", { text: name }), el("dd", { text: shown(seconds) }))),
   );
 }
 

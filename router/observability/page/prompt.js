@@ -139,7 +139,7 @@ export class Prompt {
   pace() {
     const [first, ...rest] = this.arrivals;
     if (!first) return "no token arrived";
-    const text = `first token after ${time(first[0])}`;
+    const text = `at this page: first token after ${time(first[0])}`;
     if (!rest.length) return text;
     const seconds = (rest.at(-1)[0] - first[0]) / 1000;
     return `${text}, gap to token 2: ${time(rest[0][0] - first[0])}, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;

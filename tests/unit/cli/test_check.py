@@ -255,3 +255,15 @@ def test_the_options_are_those_of_serve(tmp_path: Path, capsys: Output) -> None:
     shown = json.loads(capsys.readouterr().out)["configuration"]
     assert (shown["prefill"]["replicas"], shown["decode"]["replicas"]) == (2, 3)
     assert shown["listen"]["grpc"] == "127.0.0.1:0"
+
+
+def test_stores_that_are_down_are_named(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "cluster.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as up, socket.socket() as down:
+        down.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (up, down)]
+        file.write_text(f"{FREE_PORTS}kv: {{tiers: [{{kind: remote, addresses: {addresses}}}]}}\n")
+        assert run(["check", "-c", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Nothing listens at {addresses[1]} now." in said
+    assert f"at {addresses[0]} now" not in said

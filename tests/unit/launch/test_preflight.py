@@ -126,6 +126,30 @@ def test_a_disk_tier_that_cannot_be_used_is_refused(tmp_path: Path, mode: str, w
         preflight.check_machine(loaded, is_local=True)
 
 
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("missing", "there is no such folder"),
+        ("file", "is a file; give the folder of an adapter"),
+        ("empty", "adapter_config.json"),
+        ("damaged", "it is not JSON"),
+    ],
+)
+def test_an_adapter_that_cannot_be_read_is_refused(tmp_path: Path, mode: str, words: str) -> None:
+    path = tmp_path / "sql"
+    if mode == "file":
+        path.write_text("")
+    elif mode != "missing":
+        path.mkdir()
+    if mode == "damaged":
+        (path / "adapter_config.json").write_text("{")
+        (path / "adapter_model.safetensors").write_bytes(b"")
+    serve = [{"name": "sql", "path": str(path)}]
+    loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "adapters": {"serve": serve}})
+    with pytest.raises(ConfigError, match=f"^adapters.serve.0: .*{words}"):
+        preflight.check_machine(loaded, is_local=True)
+
+
 def test_a_host_tier_that_exceeds_the_memory_is_refused() -> None:
     tier = {"kind": "host", "size": 2**50}
     loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "kv": {"tiers": [tier]}})

@@ -509,8 +509,8 @@ def test_worker_timings_beyond_what_the_router_saw_are_cut() -> None:
     ("predicted", "found", "why"),
     [
         (2, 2, "p is free first"),
-        (0, 2, "p is free first; 2 of 3 prompt tokens were cached"),
-        (2, 0, "p is free first; 0 of 3 prompt tokens were cached"),
+        (0, 2, "p is free first; then 2 of 3 prompt tokens were found cached"),
+        (2, 0, "p is free first; then 0 of 3 prompt tokens were found cached"),
     ],
 )
 def test_why_and_usage_agree_on_cached_tokens(predicted: int, found: int, why: str) -> None:
@@ -520,8 +520,8 @@ def test_why_and_usage_agree_on_cached_tokens(predicted: int, found: int, why: s
     life.on_event("p", first, 3.0)
     assert life.cached_tokens == found
     assert life.last_assignment is not None
-    assert life.last_assignment.why == why
+    assert life.last_assignment.whole_why == why
     assert life.last_assignment == life.assignment
     again = replace(first, index=1, prefill=PrefillTimings(0.0, 0.1, 1, 1))
     life.on_event("p", again, 3.1)
-    assert life.last_assignment.why == why
+    assert life.last_assignment.whole_why == why

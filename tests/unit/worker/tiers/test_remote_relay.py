@@ -81,6 +81,20 @@ async def test_two_workers_share_stores_across_a_restart() -> None:
             await books_are_right(running)
 
 
+async def test_another_worker_finds_blocks_while_most_memory_is_free() -> None:
+    async with store() as (address, held):
+        made = toy_config([stores(address)])
+        async with toy_workers(made, 100 * BLOCKS, "decode-0", "decode-1") as running:
+            one, other = [await Client.of(running, name) for name in ("decode-0", "decode-1")]
+            await opened(one, other)
+            await one.ask(prompt(0))
+            await one.until(lambda tier: tier.stored > 0)
+            async with asyncio.timeout(60):
+                while len(held) < len(prompt(0)) // made.kv.block_size:
+                    await asyncio.sleep(0.01)
+            assert (await other.ask(prompt(0))).fetched_from == "remote"
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_store_is_killed_again_and_again_under_load(seed: int) -> None:
     rng = random.Random(seed)
