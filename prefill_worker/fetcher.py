@@ -6,9 +6,11 @@ import grpc
 
 from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.errors import FailedPrecondition, KvRelayError
 from kvrelay.messages import PrefixSource
 from kvrelay.process.telemetry import get_logger
 from kvrelay.process.uninterrupted import to_its_end
+from kvrelay.types.requests import SequenceSpec
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.context import WorkerContext
@@ -100,12 +102,20 @@ class Fetcher:
         try:
             await kv_fetch(context.sender.channels.get(source.address), request, timeout_s)
         except grpc.aio.AioRpcError as error:
-            reason = error_from_rpc(error, source.address).message
-            told = {"request": spec.request_id, "worker": source.worker_id, "reason": reason}
-            log.info("prefix_fetch_failed", **told)
+            self._tell(spec, source, error_from_rpc(error, source.address))
+        except FailedPrecondition as error:
+            self._tell(spec, source, error)
         finally:
             arrived = await to_its_end(self._end(lease, own))
         return max(0, arrived - own)
+
+    def _tell(self, spec: SequenceSpec, source: PrefixSource, error: KvRelayError) -> None:
+        log.info(
+            "prefix_fetch_failed",
+            request=spec.request_id,
+            worker=source.worker_id,
+            reason=error.message,
+        )
 
     async def _end(self, lease: Lease, own: int) -> int:
         """Number of tokens whose KV is present. After the return no push writes to the lease's

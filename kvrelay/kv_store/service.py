@@ -42,6 +42,8 @@ from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, records_
 
 # Puts of all connections that are read at a time. Each has one frame in memory.
 MAX_PUTS = 8
+# Of these, puts of one connection. A worker has one at a time.
+MAX_OWN_PUTS = 2
 # Seconds that a Put may take between two frames.
 FRAME_S = 5.0
 
@@ -60,6 +62,8 @@ class KvStoreService:
         self.found = 0
         self._calls: Counter[str] = Counter()
         self._puts = asyncio.Semaphore(MAX_PUTS)
+        # By connection.
+        self._own_puts: Counter[str] = Counter()
 
     @property
     def status(self) -> StoreStatus:
@@ -105,7 +109,7 @@ class KvStoreService:
     ) -> transfer_pb.KvReceipt:
         """Stores blocks, each as soon as it has arrived whole."""
         try:
-            with self._call(context):
+            with self._call(context), self._own_put(context):
                 async with self._puts:
                     return await self._put(request_iterator)
         except KvRelayError as error:
@@ -165,19 +169,33 @@ class KvStoreService:
     @contextmanager
     def _call(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
         """Counts a call of a connection. Raises ResourceExhausted for too many."""
-        peer = context.peer()
-        if self._calls[peer] >= MAX_CALLS:
-            raise ResourceExhausted(
-                f"the connection has {MAX_CALLS} calls in progress; wait for one to end",
-                retry_after_s=1.0,
-            )
-        self._calls[peer] += 1
-        try:
+        with _counted(self._calls, context, MAX_CALLS, "calls"):
             yield
-        finally:
-            self._calls[peer] -= 1
-            if not self._calls[peer]:
-                del self._calls[peer]
+
+    @contextmanager
+    def _own_put(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """The same for puts. So a client that is silent does not hold all of them."""
+        with _counted(self._own_puts, context, MAX_OWN_PUTS, "puts"):
+            yield
+
+
+@contextmanager
+def _counted(
+    counts: Counter[str], context: grpc.aio.ServicerContext, most: int, what: str
+) -> Iterator[None]:
+    peer = context.peer()
+    if counts[peer] >= most:
+        raise ResourceExhausted(
+            f"the connection has {most} {what} in progress; wait for one to end",
+            retry_after_s=1.0,
+        )
+    counts[peer] += 1
+    try:
+        yield
+    finally:
+        counts[peer] -= 1
+        if not counts[peer]:
+            del counts[peer]
 
 
 def _named(request: pb.StoreBlocksRequest) -> StoreBlocks:

@@ -15,7 +15,7 @@ from kvrelay.protocol_version import Protocol, ours
 from kvrelay.types.kv_block import IDENTITY_BYTES, is_layout_hash, is_tenant_folder
 from kvrelay.v1 import store_pb2 as pb
 from kvrelay.v1 import transfer_pb2
-from kvrelay.wire.encoding.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import answered, to_message, to_value
 from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.kv_frame import Buffer, KvBlocks, KvOpen
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
@@ -58,6 +58,9 @@ MAX_CALL_BLOCKS = 1024
 MAX_BLOCK_BYTES = 64 * 2**20
 # Bytes of the blocks in one frame. A larger block has a frame of its own.
 FRAME_BYTES = 2**20
+
+# In error messages.
+_STORE = "the store"
 
 Method = Callable[..., Any]
 
@@ -190,8 +193,8 @@ async def store_find(
         request_serializer=pb.StoreBlocksRequest.SerializeToString,
         response_deserializer=pb.FindBlocksResponse.FromString,
     )
-    answer = await call(store_blocks_to_proto(blocks), timeout=timeout_s)
-    ours().check(protocol_from_proto(answer.protocol), "the store")
+    answer = answered(await call(store_blocks_to_proto(blocks), timeout=timeout_s), _STORE)
+    ours().check(protocol_from_proto(answer.protocol), _STORE)
     if len(answer.found) != len(blocks.identities):
         raise FailedPrecondition(
             f"the store answered for {len(answer.found)} of {len(blocks.identities)} blocks"
@@ -221,8 +224,7 @@ async def store_put(
     call = channel.stream_unary(
         f"/{SERVICE_NAME}/Put", response_deserializer=transfer_pb2.KvReceipt.FromString
     )
-    receipt = await call(frames, timeout=timeout_s)
-    return int(receipt.blocks)
+    return int(answered(await call(frames, timeout=timeout_s), _STORE).blocks)
 
 
 async def store_forget(channel: grpc.aio.Channel, blocks: StoreBlocks, timeout_s: float) -> None:
@@ -232,7 +234,7 @@ async def store_forget(channel: grpc.aio.Channel, blocks: StoreBlocks, timeout_s
         request_serializer=pb.StoreBlocksRequest.SerializeToString,
         response_deserializer=pb.ForgetBlocksResponse.FromString,
     )
-    await call(store_blocks_to_proto(blocks), timeout=timeout_s)
+    answered(await call(store_blocks_to_proto(blocks), timeout=timeout_s), _STORE)
 
 
 async def store_status(channel: grpc.aio.Channel, timeout_s: float) -> StoreStatus:
@@ -243,8 +245,8 @@ async def store_status(channel: grpc.aio.Channel, timeout_s: float) -> StoreStat
         response_deserializer=pb.GetStoreStatusResponse.FromString,
     )
     request = pb.GetStoreStatusRequest(protocol=protocol_to_proto(ours()))
-    status = status_from_proto(await call(request, timeout=timeout_s))
-    ours().check(status.protocol, "the store")
+    status = status_from_proto(answered(await call(request, timeout=timeout_s), _STORE))
+    ours().check(status.protocol, _STORE)
     return status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from kvrelay.v1 import transfer_pb2 as pb
-from kvrelay.wire.encoding.fields import to_message, to_value
+from kvrelay.wire.encoding.fields import answered, to_message, to_value
 from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.fetch_request import (
     FetchRequest,
@@ -66,9 +66,9 @@ def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:
     return to_message(pb.KvReceipt, receipt)
 
 
-def receipt_from_proto(message: pb.KvReceipt) -> KvReceipt:
-    """Converts a message to a receipt."""
-    return to_value(KvReceipt, message)
+def receipt_from_proto(message: pb.KvReceipt | None) -> KvReceipt:
+    """Converts a message to a receipt. Raises FailedPrecondition for None, see `answered`."""
+    return to_value(KvReceipt, answered(message, "the receiver"))
 
 
 def kv_push(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryMultiCallable:
@@ -82,7 +82,7 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, timeout_s: 
     """Calls KvTransferService.Fetch. Returns the number of leading blocks that were pushed within
     `timeout_s` seconds.
 
-    Raises grpc.aio.AioRpcError.
+    Raises grpc.aio.AioRpcError, and FailedPrecondition for an answer that cannot be read.
     """
     call = channel.unary_unary(
         f"/{SERVICE_NAME}/Fetch",
@@ -90,7 +90,7 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, timeout_s: 
         response_deserializer=pb.FetchResponse.FromString,
     )
     response = await call(fetch_request_to_proto(request), timeout=timeout_s)
-    return int(response.blocks)
+    return int(answered(response, "the worker").blocks)
 
 
 def add_kv_transfer_servicer(push: Method, fetch: Method | None, server: grpc.aio.Server) -> None:

@@ -59,9 +59,9 @@ class Assignment:
     missed: str = ""
 
     @property
-    def whole_why(self) -> str:
-        """The reason that operators may read."""
-        return self._why(with_load=True)
+    def own_why(self) -> str:
+        """The reason with figures of this request only."""
+        return self._why(with_load=False)
 
     def why_for(self, viewer: Tenant) -> str:
         """Returns the reason that the viewer may read. `load` would reveal other tenants' prompts,

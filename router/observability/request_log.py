@@ -28,7 +28,7 @@ class RequestLog:
             "tenant": request.tenant.name or None,
             "finish_reason": stream.ended.finish_reason,
             "path": life.path,
-            "why": placed.whole_why[:MAX_WHY] if placed else None,
+            "why": placed.own_why[:MAX_WHY] if placed else None,
             "load": placed.load or None if placed else None,
             "prompt_tokens": len(request.token_ids),
             "cached_tokens": life.cached_tokens,

@@ -127,7 +127,7 @@ class Tracing:
             **{f"gen_ai.request.{name}": getattr(request.sampling, name) for name in _SAMPLING},
             "error.type": error and error.code.name,
             "kvrelay.path": life.path,
-            "kvrelay.why": placed and placed.whole_why,
+            "kvrelay.why": placed and placed.own_why,
             "kvrelay.load": placed and (placed.load or None),
             "kvrelay.prefill_worker": placed and (placed.prefill or None),
             "kvrelay.decode_worker": placed and placed.decode,

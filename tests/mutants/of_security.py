@@ -430,8 +430,8 @@ MUTANTS = (
     Mutant(
         "why has no figures of others",
         "router/core/path_policy.py",
-        "if self.load and viewer.sees_cluster else",
-        "if self.load else",
+        "return self._why(with_load=viewer.sees_cluster)",
+        "return self._why(with_load=True)",
         (
             "unit/router/observability/test_exposure.py::test_why_and_ledger_have_no_figures_of_others",
         ),

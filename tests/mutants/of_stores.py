@@ -13,6 +13,7 @@ TIER = "kvrelay/worker/tiers/remote_tier.py"
 RING = "kvrelay/worker/tiers/hash_ring.py"
 PUTS = "unit/kv_store/test_kv_store_service.py::"
 OWN = "unit/kv_store/test_block_store.py::"
+RELAY = "unit/worker/tiers/test_remote_relay.py::"
 REMOTE = "unit/worker/tiers/test_remote_tier.py::"
 
 MUTANTS = (
@@ -40,7 +41,7 @@ MUTANTS = (
     Mutant(
         "the calls of one connection",
         SERVICE,
-        "if self._calls[peer] >= MAX_CALLS:",
+        "if counts[peer] >= most:",
         "if False:",
         (f"{PUTS}test_a_connection_has_a_limited_number_of_calls",),
     ),
@@ -64,6 +65,27 @@ MUTANTS = (
         "        self.works = False\n        self._counts.dropped",
         "        self._counts.dropped",
         (f"{REMOTE}test_a_silent_store_is_skipped_until_it_answers",),
+    ),
+    Mutant(
+        "an answer of a store that cannot be read",
+        "kvrelay/wire/encoding/fields.py",
+        "if message is None:",
+        "if False:",
+        (f"{REMOTE}test_an_answer_that_cannot_be_read_is_about_its_store_only",),
+    ),
+    Mutant(
+        "the puts of one connection",
+        SERVICE,
+        "with self._call(context), self._own_put(context):",
+        "with self._call(context):",
+        (f"{PUTS}test_silent_puts_of_one_connection_hold_up_no_other",),
+    ),
+    Mutant(
+        "blocks for other hosts while memory is free",
+        "kvrelay/worker/tiers/tier_store.py",
+        "return self._flushing or shared or",
+        "return self._flushing or",
+        (f"{RELAY}test_another_worker_finds_blocks_while_most_memory_is_free",),
     ),
     Mutant(
         "a block in doubt is not read from a store",

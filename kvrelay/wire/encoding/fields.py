@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from kvrelay.errors import InvalidArgument
+from kvrelay.errors import FailedPrecondition, InvalidArgument
 from kvrelay.shown_value import shown
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -24,6 +24,15 @@ _WORDS = (
     ("Value out of range", "it is out of range; give a smaller number"),
     ("surrogates not allowed", "it is not valid text; convert it to UTF-8"),
 )
+
+
+def answered(message: MessageT | None, peer: str) -> MessageT:
+    """Returns the answer of a call. gRPC gives None for bytes that are not the expected message;
+    raises FailedPrecondition for that.
+    """
+    if message is None:
+        raise FailedPrecondition(f"{peer} sent an answer that cannot be read")
+    return message
 
 
 def to_message(kind: type[MessageT], value: object, **converted: Any) -> MessageT:

@@ -214,6 +214,27 @@ async def test_a_connection_has_a_limited_number_of_calls(monkeypatch: pytest.Mo
         await asyncio.gather(*puts, return_exceptions=True)
 
 
+async def test_silent_puts_of_one_connection_hold_up_no_other() -> None:
+    block = stored(1)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield opening(stored(2))
+        await asyncio.Event().wait()
+
+    async with store() as (address, _), worker_channel(address, None) as channel:
+        puts = [asyncio.create_task(store_put(channel, stalled(), 60.0)) for _ in range(24)]
+        # All but its share are refused.
+        refused, _ = await asyncio.wait(puts, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(grpc.aio.AioRpcError, match="2 puts in progress"):
+            refused.pop().result()
+        own = ("grpc.use_local_subchannel_pool", 1)
+        async with worker_channel(address, None, [own]) as other:
+            await store_put(other, each([opening(block), frame(*payload(block))]), 60.0)
+        for one in puts:
+            one.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+
+
 async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FRAME_S", 0.05)
 

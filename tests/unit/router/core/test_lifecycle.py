@@ -520,8 +520,8 @@ def test_why_and_usage_agree_on_cached_tokens(predicted: int, found: int, why: s
     life.on_event("p", first, 3.0)
     assert life.cached_tokens == found
     assert life.last_assignment is not None
-    assert life.last_assignment.whole_why == why
+    assert life.last_assignment.own_why == why
     assert life.last_assignment == life.assignment
     again = replace(first, index=1, prefill=PrefillTimings(0.0, 0.1, 1, 1))
     life.on_event("p", again, 3.1)
-    assert life.last_assignment.whole_why == why
+    assert life.last_assignment.own_why == why

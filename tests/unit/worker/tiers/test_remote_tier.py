@@ -8,7 +8,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import grpc
 import pytest
 from structlog.testing import capture_logs
 from support.stores import (
@@ -25,6 +27,7 @@ from support.stores import (
 )
 from support.tcp_proxy import TcpProxy, proxy_to
 
+from kvrelay.kv_store import process
 from kvrelay.kv_store.block_store import ENTRY_BYTES
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.kv_block import tenant_folder
@@ -312,6 +315,65 @@ async def test_a_server_that_is_no_store_is_skipped() -> None:
     finally:
         server.close()
         await server.wait_closed()
+
+
+class Garbled(grpc.GenericRpcHandler):
+    """While it is on, answers one method with bytes that are no message."""
+
+    def __init__(self, method: str) -> None:
+        self.on = False
+        self._method = method
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if not self.on or details.method.rpartition("/")[2] != self._method:
+            return None
+
+        async def whole(_request: object, _context: object) -> bytes:
+            return b"\xff" * 10
+
+        async def parts(_request: object, _context: object) -> AsyncIterator[bytes]:
+            yield b"\xff" * 10
+
+        if self._method == "Get":
+            return grpc.unary_stream_rpc_method_handler(parts)
+        if self._method == "Put":
+            return grpc.stream_unary_rpc_method_handler(whole)
+        return grpc.unary_unary_rpc_method_handler(whole)
+
+
+@pytest.mark.parametrize("method", ["Find", "Put", "Get", "Forget", "GetStoreStatus"])
+async def test_an_answer_that_cannot_be_read_is_about_its_store_only(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(store_link, "_STATUS_EVERY_S", 0.05)
+    garbled, register = Garbled(method), process.add_kv_store_servicer
+
+    def registered(*arguments: Any) -> None:
+        arguments[-1].add_generic_rpc_handlers((garbled,))
+        register(*arguments)
+
+    async with store() as (good, held):
+        monkeypatch.setattr(process, "add_kv_store_servicer", registered)
+        async with store() as (bad, _), remote(good, bad) as tier:
+            await tier.opened()
+            await tier.put(*map(stored, NUMBERS))
+            garbled.on = True
+            near = [n for n in NUMBERS if (LAYOUT, key(n).identity) in held]
+            for number in range(1000, 2000):
+                if tier.tier.counts.errors:
+                    break
+                tier.tier.offer(stored(number))
+                tier.tier.forget(key(number + 1000))
+                await tier.read(*NUMBERS)
+                for one in near:
+                    assert await tier.tier.probe([key(one)]) == 1
+                await tier.tier.probe([key(n) for n in NUMBERS if n not in near])
+                await asyncio.sleep(0.01)
+            assert bad in tier.tier.counts.error
+            assert "Error(" not in tier.tier.counts.error
+            assert [(await tier.read(one)) for one in near] == [[contents(one)] for one in near]
+            garbled.on = False
+            await tier.opened()
 
 
 async def test_a_put_that_is_cut_leaves_whole_blocks() -> None:
