@@ -11,7 +11,7 @@ from decode_worker.token_budget import TokenBudget
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.token_eviction.compaction import Compaction
-from kvrelay.engine.token_eviction.evictor import Overfull
+from kvrelay.engine.token_eviction.evictor import Overfull, TokenEvictor
 from kvrelay.engine.token_eviction.recent_queries import RecentQueries
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.context import WorkerContext
@@ -19,6 +19,13 @@ from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.steps.step_thread import Result
 
 log = get_logger(__name__)
+
+
+def evictor_of(context: WorkerContext) -> TokenEvictor:
+    """The evictor of a worker whose configuration has kv.eviction."""
+    evictor = cast(ModelRunner, context.runner).evictor
+    assert evictor is not None, "the runner was loaded without eviction"
+    return evictor
 
 
 class Eviction:
@@ -36,10 +43,8 @@ class Eviction:
         """preempt: frees the blocks of a sequence. fail: told of a sequence that could not be
         compacted, and cannot go on.
         """
-        evictor = cast(ModelRunner, context.runner).evictor
-        assert evictor is not None, "the runner was loaded without eviction"
         self.budget = budget
-        self._evictor = evictor
+        self._evictor = evictor_of(context)
         self._cache = context.cache
         self._engine = context.engine
         self._preempt = preempt

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import cast
 
 from decode_worker.draft_model import draft_proposer
 from decode_worker.drafter import Drafter
-from decode_worker.eviction import Eviction
+from decode_worker.eviction import Eviction, evictor_of
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
-from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.eviction import WINDOW
@@ -88,9 +86,7 @@ class DecodeStage(Stage):
         context, config = self._context, self._context.config.kv.eviction
         if config is None:
             return None
-        evictor = cast(ModelRunner, context.runner).evictor
-        assert evictor is not None, "the runner was loaded without eviction"
-        window = WINDOW if evictor.needs_queries else 0
+        window = WINDOW if evictor_of(context).needs_queries else 0
         return TokenBudget(config.budget_tokens, context.cache.block_size, window)
 
     def _evicted_badly(self, sequence: Sequence, error: Exception) -> None:
