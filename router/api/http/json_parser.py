@@ -267,7 +267,7 @@ class _Parser:
             )
 
     def _wrong(self, expected: str) -> InvalidArgument:
-        if not self._text.strip():
+        if not self._text:
             return InvalidArgument("the body is empty; send a JSON object")
         return InvalidArgument(
             f"the body is not valid JSON: expected {expected} at character {self._at}"

@@ -248,7 +248,7 @@ def test_status_fits_a_narrow_terminal() -> None:
         ]
         assert line.split()[2] == str(worker.pid or "-")
     assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
-    assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits, 2 errors: No" in text
+    assert f"{first.worker_id} disk: 3 GiB of 20 GiB, 77 hits; 2 errors, the last: No" in text
 
 
 def test_status_shows_the_pool_of_a_standby_that_took_a_place_and_counts_the_workers_to_start() -> (

@@ -175,7 +175,7 @@ def deep_settings(folder: Path) -> None:
         (a_folder, "cannot be read|not a regular file"),
         (no_settings, "adapter_config.json is missing"),
         (a_list_of_settings, "not a JSON object"),
-        (deep_settings, "cannot be read"),
+        (deep_settings, "it is not JSON, so the file is damaged"),
     ],
 )
 def test_hostile_folders_are_refused(

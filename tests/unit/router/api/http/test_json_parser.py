@@ -112,7 +112,7 @@ def test_what_is_written_is_read(value: Any, ascii_only: bool, indent: int | str
 def test_what_json_refuses_is_refused_and_nothing_else_is(text: str) -> None:
     expected = reference(text)
     if expected is None:
-        with pytest.raises(InvalidArgument, match="valid JSON"):
+        with pytest.raises(InvalidArgument, match="valid JSON" if text else "the body is empty"):
             sum(json_steps(deque([text.encode()])))
     else:
         for part in (1, 2, 3, 1000):
