@@ -12,6 +12,7 @@ import ast
 import heapq
 import json
 import math
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from kvrelay.config.bounded_file import bounded_lines, file_bytes
 from kvrelay.errors import InvalidArgument
@@ -172,6 +174,13 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
         yield window
 
 
+def _literal(text: str) -> Any:
+    """The value of a literal of Python. Raises what `ast.literal_eval` raises; warns of nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.literal_eval(text)
+
+
 def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
     """Returns the length distributions of prompts and answers, with the second from which they
     apply. A window without data keeps the distributions of the previous window.
@@ -181,7 +190,7 @@ def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
     found = []
     try:
         for begin, entry in json.loads(file_bytes(file, _MAX_DATASET)).items():
-            both = [ast.literal_eval(entry[name]) for name in ("input_tokens", "output_tokens")]
+            both = [_literal(entry[name]) for name in ("input_tokens", "output_tokens")]
             if all(both):
                 prompts, answers = map(Empirical.of, both)
                 found.append((float(begin), prompts, answers))

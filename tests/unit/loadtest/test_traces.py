@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -158,13 +159,23 @@ def test_a_broken_servegen_line_is_named(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"0": {}}', '{"0": {"input_tokens": "rm()", "output_tokens": "{}"}}']
+    "text",
+    [
+        "[]",
+        "{",
+        '{"0": {}}',
+        '{"0": {"input_tokens": "rm()", "output_tokens": "{}"}}',
+        '{"0": {"input_tokens": "1if 2else 3", "output_tokens": "{}"}}',
+    ],
 )
 def test_a_broken_servegen_dataset_is_named(tmp_path: Path, text: str) -> None:
     file = servegen(tmp_path, "1", "0,1,1,,0,0")
     (tmp_path / "chunk-1-dataset.json").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"chunk-1-dataset\.json: "):
-        list(read(file))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(InvalidArgument, match=r"chunk-1-dataset\.json: "):
+            list(read(file))
+    assert not told
 
 
 def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
