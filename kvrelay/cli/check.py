@@ -288,11 +288,8 @@ def _tier_lines(pools: tuple[PoolMemory, ...]) -> Iterator[str]:
                 f"Tier remote of each {one.pool} worker: the stores {', '.join(one.stores)}, which "
                 "`kvrelay kv-store` runs."
             )
-            if down := unreachable(one.stores):
-                yield (
-                    f"Nothing listens at {', '.join(down)} now. Workers serve without "
-                    f"{'it' if len(down) == 1 else 'them'}, and ask again until it does."
-                )
+    if down := unreachable(dict.fromkeys(store for one in pools for store in one.stores)):
+        yield f"Nothing listens at {', '.join(down)} now. Workers skip a store until it answers."
 
 
 def _free_bytes(folder: Path) -> int:

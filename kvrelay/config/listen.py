@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -15,27 +16,22 @@ _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 ENDPOINTS = ("grpc", "http", "admin")
 
 
-def is_address(value: str) -> bool:
-    """Whether `value` is HOST:PORT with a port from 0 to 65535."""
+def is_address(value: str, lowest_port: int = 0) -> bool:
+    """Whether `value` is HOST:PORT with a port up to 65535."""
     match = _ADDRESS.match(value)
-    return match is not None and int(match[2]) <= 65535
+    return match is not None and lowest_port <= int(match[2]) <= 65535
 
 
-def _address(value: str) -> str:
-    if not is_address(value):
-        raise ValueError(f"{value!r} is not HOST:PORT; allowed are ports from 0 to 65535")
-    return value
-
-
-def _peer(value: str) -> str:
-    if not is_address(value) or value.endswith(":0"):
-        raise ValueError(f"{value!r} is not HOST:PORT; allowed are ports from 1 to 65535")
+def _address(value: str, *, lowest_port: int = 0) -> str:
+    if not is_address(value, lowest_port):
+        allowed = f"allowed are ports from {lowest_port} to 65535"
+        raise ValueError(f"{value!r} is not HOST:PORT; {allowed}")
     return value
 
 
 Address = Annotated[str, AfterValidator(_address)]
 # Of a process to connect to.
-PeerAddress = Annotated[str, AfterValidator(_peer)]
+PeerAddress = Annotated[str, AfterValidator(partial(_address, lowest_port=1))]
 
 
 class ListenConfig(Section):

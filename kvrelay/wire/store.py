@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -138,17 +139,23 @@ def frames_of(records: Iterable[Sequence[Buffer]]) -> Iterator[bytes]:
     """Encodes records of blocks, each in pieces, as frames of up to FRAME_BYTES. Each piece is
     copied once.
     """
-    pieces: list[Buffer] = []
-    count, num_bytes = 0, 0
+    batch: list[Sequence[Buffer]] = []
+    num_bytes = 0
     for record in records:
         size = sum(map(len, record))
-        if pieces and num_bytes + size > FRAME_BYTES:
-            yield frame_to_bytes(KvBlocks(0, 0, count, 0, 0, num_bytes, payload=tuple(pieces)))
-            pieces, count, num_bytes = [], 0, 0
-        pieces += record
-        count, num_bytes = count + 1, num_bytes + size
-    if pieces:
-        yield frame_to_bytes(KvBlocks(0, 0, count, 0, 0, num_bytes, payload=tuple(pieces)))
+        if batch and num_bytes + size > FRAME_BYTES:
+            yield _frame_of(batch)
+            batch, num_bytes = [], 0
+        batch.append(record)
+        num_bytes += size
+    if batch:
+        yield _frame_of(batch)
+
+
+def _frame_of(records: Sequence[Sequence[Buffer]]) -> bytes:
+    pieces = tuple(chain.from_iterable(records))
+    num_bytes = sum(map(len, pieces))
+    return frame_to_bytes(KvBlocks(0, 0, len(records), 0, 0, num_bytes, payload=pieces))
 
 
 def records_of(data: bytes) -> memoryview:

@@ -237,7 +237,7 @@ def _tier_table(status: ClusterStatus) -> Table:
                 size(tier.used_bytes),
                 size(tier.size_bytes),
                 *map(str, counts),
-                _skipped(tier, after="; ") + (tier.error or "-"),
+                "; ".join(filter(None, (_down(tier), tier.error))) or "-",
             )
     return table
 
@@ -246,18 +246,17 @@ def _tier_lines(status: ClusterStatus) -> Iterator[str]:
     """What the table of tiers shows, for a narrow terminal."""
     for worker in (worker for pool in status.pools for worker in pool.workers):
         for tier in worker.load.tiers:
-            error = f"; {tier.errors} errors, the last: {tier.error}" if tier.errors else ""
-            yield (
-                f"\n{worker.worker_id} {tier.kind}: {size(tier.used_bytes)} of "
-                f"{size(tier.size_bytes)}, {tier.hits} hits{_skipped(tier, ', ')}{error}"
-            )
+            use = f"{size(tier.used_bytes)} of {size(tier.size_bytes)}, {tier.hits} hits"
+            errors = f"{tier.errors} errors, the last: {tier.error}" if tier.errors else ""
+            told = "; ".join(filter(None, (use, _down(tier), errors)))
+            yield f"\n{worker.worker_id} {tier.kind}: {told}"
 
 
-def _skipped(tier: TierLoad, before: str = "", after: str = "") -> str:
+def _down(tier: TierLoad) -> str:
     """How many stores do not work now; empty if all do."""
     if not tier.skipped:
         return ""
-    return f"{before}{tier.skipped} {'store' if tier.skipped == 1 else 'stores'} down{after}"
+    return f"{tier.skipped} {'store' if tier.skipped == 1 else 'stores'} down"
 
 
 def size_change(decision: ScalingDecision) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import tempfile
@@ -18,7 +19,7 @@ from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.checks.port_check import check_ports
 from kvrelay.launch.checks.process_limit import check_processes
 from kvrelay.launch.checks.vllm_check import check_vllm
-from kvrelay.models.adapters.adapter_files import read_adapter
+from kvrelay.models.adapters.adapter_reading import read_in_time
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
@@ -114,9 +115,9 @@ def _check_adapters(config: ClusterConfig) -> None:
     """
     for place, one in enumerate(config.adapters.serve):
         try:
-            read_adapter(one.path, config.adapters.max_rank)
+            asyncio.run(read_in_time(one.path, config.adapters.max_rank))
         except ModelRefused as error:
-            raise ConfigError(f"adapters.serve.{place}: {error.message}") from None
+            raise ConfigError(f"adapters.serve[{place}].path: {error.message}") from None
 
 
 def check_shared_memory(folder: Path) -> None:

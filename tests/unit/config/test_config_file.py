@@ -842,6 +842,7 @@ def test_an_override_into_a_broken_section_reports_the_files_error(tmp_path: Pat
         ),
         ("{kind: remote}", "kv.tiers[0].addresses: is missing; a tier of kind remote needs"),
         ("{kind: remote, addresses: [nowhere]}", "'nowhere' is not HOST:PORT"),
+        ('{kind: remote, addresses: ["127.0.0.1:00"]}', "allowed are ports from 1 to 65535"),
         (
             '{kind: remote, addresses: ["127.0.0.1:1", "127.0.0.1:1"]}',
             "kv.tiers[0].addresses: names a store twice",

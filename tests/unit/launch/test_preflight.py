@@ -146,7 +146,7 @@ def test_an_adapter_that_cannot_be_read_is_refused(tmp_path: Path, mode: str, wo
         (path / "adapter_model.safetensors").write_bytes(b"")
     serve = [{"name": "sql", "path": str(path)}]
     loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, "adapters": {"serve": serve}})
-    with pytest.raises(ConfigError, match=f"^adapters.serve.0: .*{words}"):
+    with pytest.raises(ConfigError, match=rf"^adapters\.serve\[0\]\.path: .*{words}"):
         preflight.check_machine(loaded, is_local=True)
 
 
