@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Path = Literal["disaggregated", "local"]
@@ -20,6 +20,8 @@ class Guidance:
 
     kind: GuidanceKind
     source: str
+    # The compiler with which the router has tried it out, and its version; empty: with none.
+    tried_with: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

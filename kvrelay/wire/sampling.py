@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast, get_args
 
 from kvrelay.errors import InvalidArgument
@@ -82,6 +82,8 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingOptions:
 def params_to_proto(params: SamplingParams) -> pb.SamplingParams:
     """Converts a complete set of parameters, as components of the cluster exchange it."""
     message = sampling_to_proto(params)
+    if params.guidance is not None:
+        message.guidance.tried_with = params.guidance.tried_with
     if params.thinking is not None:
         set_field(message.thinking, "begin", params.thinking.begin)
         set_field(message.thinking, "end", params.thinking.end)
@@ -97,7 +99,10 @@ def params_from_proto(message: pb.SamplingParams) -> SamplingParams:
         markers = message.thinking
         begin = markers.begin if markers.HasField("begin") else None
         thinking = ThinkingMarkers(begin, markers.end)
-    return SamplingParams(**_given(message), thinking=thinking)
+    given = _given(message)
+    if (guidance := given["guidance"]) is not None:
+        given["guidance"] = replace(guidance, tried_with=message.guidance.tried_with)
+    return SamplingParams(**given, thinking=thinking)
 
 
 def _guidance_to_proto(guidance: Guidance) -> pb.Guidance:

@@ -16,7 +16,7 @@ from kvrelay.types.chat import WITHOUT_TOOLS, ChatOptions
 from kvrelay.types.requests import FinishReason, SamplingParams
 from kvrelay.wire.inference import GenerateRequest
 from router.core.request import Request
-from router.frontend.guidance_check import GuidanceCheck
+from router.frontend.guidance_check import GuidanceCheck, tried
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text, TokenBound, replay
@@ -166,7 +166,7 @@ class Frontend:
             self.card.sampling_defaults,
         )
         thinking = self.text.thinking_markers(token_ids)
-        sampling = limit_thinking(sampling, tenant, thinking)
+        sampling = tried(limit_thinking(sampling, tenant, thinking))
         admitted = Request(
             request_id=tenant.scoped(request_id),
             token_ids=token_ids,

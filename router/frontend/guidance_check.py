@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from dataclasses import replace
 
+from kvrelay.engine.sampling.grammar import COMPILER
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.errors import InvalidArgument
 from kvrelay.tenants import Tenant
-from kvrelay.types.requests import Guidance
+from kvrelay.types.requests import Guidance, SamplingParams
 from router.frontend.model_card import ModelCard
 from router.runtime.fair_threads import FairThreads
 
 # Results that are kept. Each takes some hundred bytes.
 MAX_KNOWN = 4096
+
+
+def tried(sampling: SamplingParams) -> SamplingParams:
+    """Marks guidance that has passed the check. Workers with the same compiler do not try it out
+    again.
+    """
+    if sampling.guidance is None:
+        return sampling
+    return replace(sampling, guidance=replace(sampling.guidance, tried_with=COMPILER))
 
 
 class GuidanceCheck:

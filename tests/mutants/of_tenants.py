@@ -13,6 +13,16 @@ SLOTS_TESTS = "unit/router/core/queueing/test_batch_slots.py"
 
 MUTANTS = (
     Mutant(
+        "clients cannot say that guidance was tried out",
+        "kvrelay/wire/sampling.py",
+        "return Guidance(cast(GuidanceKind, kind), getattr(message, kind))",
+        "return Guidance(cast(GuidanceKind, kind), getattr(message, kind), message.tried_with)",
+        (
+            "unit/wire/test_inference_wire.py::"
+            "test_only_components_of_the_cluster_say_that_guidance_was_tried_out",
+        ),
+    ),
+    Mutant(
         "no tenant sees by the time of a check that another uses a grammar",
         "router/frontend/guidance_check.py",
         'f"{len(salt)} {salt} {guidance.kind} {guidance.source}"',

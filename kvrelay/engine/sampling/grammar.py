@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from kvrelay.engine.sampling.schema_ids import check_ids
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
+# What compiles grammars here: where it is the same, a grammar behaves in the same way.
+COMPILER = f"llguidance {version('llguidance')}"
 # llguidance's own limits allow a grammar to take seconds and hundreds of megabytes.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=50_000,
@@ -34,7 +37,7 @@ SLOW_MASK_S = 0.02
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
 # Compiled before the first request.
-SMALL = Guidance("json_schema", '{"type": "object"}')
+SMALL = Guidance("json_schema", '{"type": "object"}', COMPILER)
 # Characters of llguidance's reason in an error.
 _MAX_REASON = 300
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from llguidance import LLMatcher
 
-from kvrelay.engine.sampling.grammar import SMALL, GrammarCompiler
+from kvrelay.engine.sampling.grammar import COMPILER, SMALL, GrammarCompiler
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError
@@ -33,8 +33,8 @@ class Grammars:
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Reads the vocabulary, starts the process of the trial and compiles a grammar, so that no
-        request waits for that. Blocks. If it fails, the requests with guidance show the reason.
+        """Reads the vocabulary and compiles a grammar, so that no request waits for that. Blocks.
+        If it fails, the requests with guidance show the reason.
         """
         with suppress(KvRelayError):
             self.open(SMALL, (), 0, "")
@@ -42,16 +42,18 @@ class Grammars:
     def open(
         self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int, salt: str
     ) -> Matcher:
-        """Returns the matcher of a sequence with these tokens. Blocks for the trial of guidance
-        that was not used lately with this salt, which is that of the sequence's prefix cache: the
-        time would tell one tenant whether another uses a schema.
+        """Returns the matcher of a sequence with these tokens. Blocks to compile guidance that was
+        not used lately with this salt, which is that of the sequence's prefix cache: the time would
+        tell one tenant whether another uses a schema. Guidance that the router has not tried out
+        with the same compiler is tried out first.
 
         Raises InvalidArgument if the guidance is not accepted or the tokens after the prompt do not
         follow it, and Unavailable if the trial does not run.
         """
         compiled = self._known(salt, guidance)
         if compiled is None:
-            self._trial.check(guidance)
+            if guidance.tried_with != COMPILER:
+                self._trial.check(guidance)
             compiled = self._compiler.compile(guidance)
             self._keep(salt, guidance, compiled)
         width = -(-self._compiler.tokenizer.vocab_size // 32)

@@ -136,6 +136,15 @@ def test_complete_parameters_survive_the_wire(params: SamplingParams) -> None:
     assert wire.params_from_proto(pb.SamplingParams.FromString(data)) == params
 
 
+def test_only_components_of_the_cluster_say_that_guidance_was_tried_out() -> None:
+    tried = Guidance("regex", "a", tried_with="llguidance 1")
+    message = wire.params_to_proto(SamplingParams(guidance=tried))
+    assert (found := wire.params_from_proto(message).guidance) is not None
+    assert found.tried_with == tried.tried_with
+    assert (found := wire.sampling_from_proto(message).guidance) is not None
+    assert not found.tried_with
+
+
 def test_every_field_of_the_contract_has_a_place() -> None:
     assert {one.name for one in fields(wire.GenerateRequest)} == set(
         pb.GenerateRequest.DESCRIPTOR.fields_by_name

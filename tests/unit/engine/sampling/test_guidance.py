@@ -31,7 +31,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import guidance as grammars_module
 from kvrelay.engine.sampling import token_masks as token_masks_module
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
-from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.engine.sampling.grammar import COMPILER, GrammarCompiler
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.engine.sampling.token_masks import token_masks, unpacked
@@ -407,22 +407,31 @@ def test_who_has_another_salt_does_not_see_by_the_time_that_a_grammar_is_known(
         grammars.close()
 
 
-def test_after_the_warm_up_no_request_waits_for_the_trial_to_start(tmp_path: Path) -> None:
+def test_after_the_warm_up_no_request_waits_for_the_vocabulary(tmp_path: Path) -> None:
     grammars, unable = (
         Grammars(folder, VOCAB, frozenset({EOS})) for folder in (str(DEMO), str(tmp_path))
     )
     try:
         grammars.warm_up()
         assert grammars._compiler._tokenizer is not None
-        ready = grammars._trial._process
-        assert ready is not None
-        grammars.open(Guidance("regex", "a"), [], 0, "")
-        assert grammars._trial._process is ready
         unable.warm_up()
-        assert unable._trial._process is None
+        with pytest.raises(InvalidArgument, match=r"no tokenizer\.json"):
+            unable.open(Guidance("regex", "a"), [], 0, "")
     finally:
         grammars.close()
         unable.close()
+
+
+def test_only_guidance_that_another_compiler_has_tried_out_is_tried_out_again() -> None:
+    grammars = Grammars(str(DEMO), VOCAB, frozenset({EOS}))
+    try:
+        grammars.warm_up()
+        grammars.open(Guidance("regex", "a", tried_with=COMPILER), [], 0, "")
+        assert grammars._trial._process is None
+        grammars.open(Guidance("regex", "b", tried_with=f"{COMPILER}.1"), [], 0, "")
+        assert grammars._trial._process is not None
+    finally:
+        grammars.close()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import pytest
 from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import ManualClock
+from kvrelay.engine.sampling.grammar import COMPILER
 from kvrelay.errors import DeadlineExceeded
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.wire.inference import GenerateRequest
+from kvrelay.types.requests import Guidance
+from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from router.core.request import Request
 from router.frontend.frontend import ADMISSION_COST, Frontend
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
@@ -40,6 +43,23 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 
 ASKED = GenerateRequest(token_ids=(11, 12, 13))
+
+
+async def test_admitted_guidance_says_what_has_tried_it_out(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[Request] = []
+    submit = frontend._driver.submit
+    monkeypatch.setattr(
+        frontend._driver,
+        "submit",
+        lambda request, text: admitted.append(request) or submit(request, text),
+    )
+    for guidance in (Guidance("regex", "a", tried_with="by the client"), None):
+        asked = replace(ASKED, sampling=SamplingOptions(guidance=guidance))
+        frontend.cancel(await frontend.open(asked, ANONYMOUS, 100.0, None))
+    tried, free = (one.sampling.guidance for one in admitted)
+    assert (tried.tried_with if tried else "", free) == (COMPILER, None)
 
 
 async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(
