@@ -6,8 +6,9 @@
 Some streams without a grammar run all the time. Beside them, requests with a JSON schema arrive one
 after the other, in turn with a schema that was used before, and with one that no request had. The
 figure of a request is the longest gap between two parts of another stream while the request runs.
-What a new schema costs the others is the difference between the two kinds. One token counts as a
-part, so gaps contain the steps of the batch and, on one machine, the work of this client.
+What a new schema costs the others is the difference between the two kinds, which is printed with
+its 95 % interval by bootstrap. One token counts as a part, so gaps contain the steps of the batch
+and, on one machine, the work of this client.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kvrelay.config.config_file import load_config
 from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.percentiles import percentile
 
+_SHARES = (50, 90, 99)
+_RESAMPLES = 1000
 # Tokens of a stream; the next one follows at once.
 _STREAM_TOKENS = 2000
 _PAUSE_S = 0.1
@@ -118,6 +121,20 @@ async def measure(
     return found
 
 
+def difference(
+    known: list[float], new: list[float], share: float, seed: int
+) -> tuple[float, float, float]:
+    """Returns by how much a percentile of the new ones is larger, and its 95 % interval."""
+    random = Random(seed)
+
+    def percentile_of(values: list[float]) -> float:
+        return percentile(sorted(random.choices(values, k=len(values))), share)
+
+    found = sorted(percentile_of(new) - percentile_of(known) for _ in range(_RESAMPLES))
+    middle = percentile(sorted(new), share) - percentile(sorted(known), share)
+    return middle, percentile(found, 2.5), percentile(found, 97.5)
+
+
 def main(
     model: Annotated[str, typer.Option(help="Model that is served.")] = "demo",
     streams: Annotated[int, typer.Option(min=1, help="Streams without a grammar.")] = 4,
@@ -127,15 +144,17 @@ def main(
     """Print the longest gaps that other streams had during requests with a schema."""
     found = asyncio.run(measure(model, streams, requests, seed))
     table = Table("schema", "request, ms", "longest gap, median", "p90", "p99", "largest")
+    gaps = {kind: sorted(1000 * gap for _, gap in rows) for kind, rows in found.items()}
     for kind, rows in found.items():
-        gaps = sorted(1000 * gap for _, gap in rows)
         table.add_row(
             kind,
             f"{1000 * statistics.median(seconds for seconds, _ in rows):.1f}",
-            f"{statistics.median(gaps):.1f}",
-            *(f"{percentile(gaps, share):.1f}" for share in (90, 99)),
-            f"{max(gaps):.1f}",
+            *(f"{percentile(gaps[kind], share):.1f}" for share in _SHARES),
+            f"{max(gaps[kind]):.1f}",
         )
+    differences = [difference(gaps["known"], gaps["new"], one, seed) for one in _SHARES]
+    for row, name in enumerate(("difference", "at least", "at most")):
+        table.add_row(name, "", *(f"{one[row]:+.1f}" for one in differences), "")
     Console().print(table)
 
 
