@@ -118,17 +118,19 @@ class RemoteTier:
         return []
 
     async def probe(self, keys: Sequence[BlockKey]) -> int:
-        """See `Tier.probe`. Asks all stores at the same time."""
+        """See `Tier.probe`. Asks all stores at the same time, for the blocks that are not known to
+        be there: a wrong guess costs as much as a question.
+        """
         keys = keys[:_MAX_PROBED]
         end = next((n for n, key in enumerate(keys) if key.identity in self._refused), len(keys))
-        asked = self._by_link(range(end), keys)
-        held = [False] * end
+        held = [self.touch(key) for key in keys[:end]]
+        asked = self._by_link([n for n in range(end) if not held[n]], keys)
         answers = await asyncio.gather(
             *(link.find([keys[n].identity for n in numbers]) for link, numbers in asked)
         )
-        for (link, numbers), found in zip(asked, answers, strict=True):
+        for (_, numbers), found in zip(asked, answers, strict=True):
             for number, one in zip(numbers, found, strict=True):
-                held[number] = one or link.waits(keys[number].identity) is not None
+                held[number] = one or self.touch(keys[number])
         return next((n for n, one in enumerate(held) if not one), end)
 
     async def read(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:

@@ -78,8 +78,16 @@ async def test_a_prefix_ends_at_the_first_missing_block() -> None:
         for blocks in (one, other):
             for name in [one for one in blocks._entries if one[1] == key(20).identity]:
                 blocks.forget(name)
-        assert await tier.tier.probe([key(number) for number in NUMBERS]) == 20
-        assert await tier.read(*NUMBERS) == [contents(number) for number in range(20)]
+        keys = [key(number) for number in NUMBERS]
+        # It has put all of them a short time ago, and does not ask.
+        assert await tier.tier.probe(keys) == len(keys)
+        # A read tells it.
+        for _ in range(2):
+            assert await tier.read(*NUMBERS) == [contents(number) for number in range(20)]
+            assert await tier.tier.probe(keys) == 20
+        async with remote(first, second) as another:
+            await another.opened()
+            assert await another.tier.probe(keys) == 20
 
 
 async def test_blocks_of_other_layouts_and_tenants_are_never_found() -> None:
@@ -245,7 +253,7 @@ async def test_a_silent_store_is_skipped_until_it_answers(
         monkeypatch.setattr(store_link, "_FIND_S", 0.2)
         monkeypatch.setattr(store_link, "_STATUS_S", 0.2)
         proxy.passes[direction].clear()
-        assert await tier.tier.probe([key(0)]) == 0
+        assert await tier.tier.probe([key(99)]) == 0
         assert tier.tier.counts.skipped == 1
         assert not tier.tier.works
         # From now on nobody waits for it.
