@@ -13,10 +13,10 @@ from decode_worker.eviction import Eviction, evictor_of
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.eviction import WINDOW
-from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -103,7 +103,7 @@ class DecodeStage(Stage):
         """The loop that runs the batch."""
         return self._build_steps(reporter)
 
-    def start(self, command: Start, session: RouterSession) -> None:
+    def start(self, command: Start, session: RouterSession, matcher: Matcher | None) -> None:
         """Leases blocks for a sequence, or prefills it here. Refuses it if all batch slots are
         taken.
         """
@@ -111,9 +111,10 @@ class DecodeStage(Stage):
         if self._is_full(spec.key):
             session.send(Refused(*spec.key, "full"))
         elif isinstance(command, Reserve):
-            self._reserve(spec, command.lease_seconds, command.prefill_worker, session)
+            sequence = self._context.sequence(spec, matcher)
+            self._reserve(sequence, command.lease_seconds, command.prefill_worker, session)
         else:
-            self._run_local(spec, session)
+            self._run_local(self._context.sequence(spec, matcher), session)
 
     def repeat(self, key: Key, session: RouterSession) -> None:
         """Gives a repeated Reserve the same answer."""
@@ -232,10 +233,9 @@ class DecodeStage(Stage):
         return taken >= self._max_batch or key in self._reserved
 
     def _reserve(
-        self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession
+        self, sequence: Sequence, lease_seconds: float, prefill_worker: str, session: RouterSession
     ) -> None:
-        cache = self._context.cache
-        sequence = self._context.sequence(spec)
+        cache, spec = self._context.cache, sequence.spec
         # The prefill worker sends them.
         sequence.scores = None
         sequence.take_prefix(cache, receives=True)
@@ -264,8 +264,8 @@ class DecodeStage(Stage):
         self._reserved[spec.key] = sequence, answer
         session.send(answer)
 
-    def _run_local(self, spec: SequenceSpec, session: RouterSession) -> None:
-        sequence = self._context.sequence(spec)
+    def _run_local(self, sequence: Sequence, session: RouterSession) -> None:
+        spec = sequence.spec
         self._context.sessions[spec.key] = session
         # Its steps have to end where it evicts.
         evicts = self._eviction is not None and spec.num_emitted > 0

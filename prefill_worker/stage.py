@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError, Unimplemented
 from kvrelay.messages import (
     Failed,
@@ -82,14 +83,14 @@ class PrefillStage(Stage):
         """The loop that runs the prompts."""
         return self._build_steps(reporter)
 
-    def start(self, command: Start, session: RouterSession) -> None:
+    def start(self, command: Start, session: RouterSession, matcher: Matcher | None) -> None:
         """Takes a prompt, and fetches its prefix first if this worker has tiers or the router names
         a source.
         """
         assert isinstance(command, Prefill)
         key, target = command.spec.key, command.target
         relay = Relay(
-            self._context.sequence(command.spec),
+            self._context.sequence(command.spec, matcher),
             target,
             pushed=target.cached_tokens // self._context.cache.block_size,
         )

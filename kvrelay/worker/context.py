@@ -11,6 +11,7 @@ from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.thinking import thinking_budget
 from kvrelay.errors import Code
@@ -76,20 +77,11 @@ class WorkerContext:
         # Set when there may be work for the step loop: a sequence arrived, or blocks were released.
         self.work = asyncio.Event()
 
-    def sequence(self, spec: SequenceSpec) -> Sequence:
-        """Returns a new sequence that arrives now.
-
-        Raises what Grammars.open raises. `GuidedStarts` has compiled the guidance before, so this
-        does not block.
-        """
+    def sequence(self, spec: SequenceSpec, matcher: Matcher | None) -> Sequence:
+        """Returns a new sequence that arrives now. matcher: of its guidance, if it has any."""
         count, scores = spec.sampling.prompt_logprobs, None
         if count is not None and not spec.num_emitted:
             scores = PromptScores(spec.token_ids, min(count, self.runner.vocab_size))
-        guidance, matcher = spec.sampling.guidance, None
-        if guidance is not None:
-            matcher = self.runner.grammars.open(
-                guidance, spec.token_ids, spec.prompt_len, spec.salt
-            )
         hasher = self.cache.hasher(spec.salt, spec.adapter)
         thinking = thinking_budget(spec.sampling, spec.prompt_len)
         return Sequence(spec, self.clock.now(), hasher, matcher, thinking, scores)

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.served_model import ServedModel
 
 Key = tuple[str, int]
+Starter = Callable[[Matcher], None]
 
 
 class GuidedStarts:
     """Compiles guidance in a thread of its own, so that neither the event loop nor a step waits.
 
-    A grammar that is compiled stays in the runner, where `WorkerContext.sequence` finds it.
+    The answer so far, of a sequence that continues one, is taken in there, too.
     """
 
     def __init__(self, runner: ServedModel) -> None:
@@ -24,11 +26,9 @@ class GuidedStarts:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
-    def add(
-        self, spec: SequenceSpec, start: Callable[[], None], fail: Callable[[KvRelayError], None]
-    ) -> None:
-        """Calls `start` once the guidance of the sequence is compiled, or `fail` if it is not
-        accepted.
+    def add(self, spec: SequenceSpec, start: Starter, fail: Callable[[KvRelayError], None]) -> None:
+        """Calls `start` with the matcher of the sequence once its guidance is compiled, or `fail`
+        if it is not accepted.
         """
         self._tasks[spec.key] = asyncio.create_task(self._run(spec, start, fail))
 
@@ -44,19 +44,20 @@ class GuidedStarts:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _run(
-        self, spec: SequenceSpec, start: Callable[[], None], fail: Callable[[KvRelayError], None]
+        self, spec: SequenceSpec, start: Starter, fail: Callable[[KvRelayError], None]
     ) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._compile, spec)
+            loop = asyncio.get_running_loop()
+            matcher = await loop.run_in_executor(self._thread, self._open, spec)
             # From here on `cancel` is too late; the stage has the sequence.
             del self._tasks[spec.key]
-            start()
+            start(matcher)
         except KvRelayError as error:
             self._tasks.pop(spec.key, None)
             fail(error)
 
-    def _compile(self, spec: SequenceSpec) -> None:
+    def _open(self, spec: SequenceSpec) -> Matcher:
         assert spec.sampling.guidance is not None, "only sequences with guidance are added"
-        self._runner.grammars.open(
-            spec.sampling.guidance, spec.token_ids, spec.prompt_len, spec.salt
+        return self._runner.grammars.open(
+            spec.sampling.guidance, spec.token_ids, spec.prompt_len, spec.salt, spec.tenant
         )

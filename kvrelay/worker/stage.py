@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvrelay.engine.kvcache.block_pool import BlockPool
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
 from kvrelay.worker.cache_feed import FindableBlocks
 from kvrelay.worker.context import Key, WorkerContext
@@ -77,8 +78,10 @@ class Stage(ABC):
         return
 
     @abstractmethod
-    def start(self, command: Start, session: RouterSession) -> None:
-        """Takes a new sequence, or refuses it through the session."""
+    def start(self, command: Start, session: RouterSession, matcher: Matcher | None) -> None:
+        """Takes a new sequence, or refuses it through the session. matcher: of its guidance, if it
+        has any.
+        """
 
     def repeat(self, key: Key, session: RouterSession) -> None:
         """Answers a repeated command. Does nothing unless a stage says otherwise."""

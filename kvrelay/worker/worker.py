@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from kv_transfer.prefix_export import PrefixExport
+from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
 from kvrelay.messages import (
@@ -116,7 +117,7 @@ class Worker:
             self.stage.repeat(key, session)
         elif self._can_run(command.spec, session):
             if command.spec.sampling.guidance is None:
-                self.stage.start(command, session)
+                self.stage.start(command, session, None)
             else:
                 self._start_guided(command, session)
 
@@ -126,10 +127,10 @@ class Worker:
         # From now on the attempt can be aborted.
         self.context.sessions[key] = session
 
-        def start() -> None:
+        def start(matcher: Matcher) -> None:
             del self.context.sessions[key]
             if self._can_run(command.spec, session):
-                self.stage.start(command, session)
+                self.stage.start(command, session, matcher)
 
         def fail(error: KvRelayError) -> None:
             self.context.sessions.pop(key, None)

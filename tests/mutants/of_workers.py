@@ -409,18 +409,34 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "one slow mask fails a sequence",
-        "kvrelay/engine/sampling/token_masks.py",
-        "matcher.slow_masks > MOST_SLOW:",
-        "matcher.slow_masks:",
-        ("unit/engine/sampling/test_guidance.py::test_a_sequence_fails_at_its_second_slow_mask",),
+        "what a grammar remembers of other answers ends one",
+        "kvrelay/engine/sampling/matcher.py",
+        "self._renew(token_ids, end)",
+        "pass",
+        (
+            "unit/engine/sampling/test_guidance.py::"
+            "test_what_a_grammar_remembers_of_other_answers_ends_none",
+        ),
     ),
     Mutant(
-        "slow masks are not counted",
+        "a tenant is charged for the masks of a step",
         "kvrelay/engine/sampling/token_masks.py",
-        "matcher.slow_masks += seconds > TOO_SLOW_S",
-        "pass",
-        ("unit/engine/sampling/test_guidance.py::test_a_sequence_fails_at_its_second_slow_mask",),
+        "if not allowance.take(sum(seconds for *_, seconds in sequences) - usual * masks):",
+        "if False:",
+        (
+            "unit/engine/sampling/test_guidance.py::"
+            "test_answers_of_one_tenant_have_no_more_time_than_one_and_others_go_on",
+        ),
+    ),
+    Mutant(
+        "the time of a tenant's grammars comes back",
+        "kvrelay/engine/sampling/grammar_time.py",
+        "self._left + REFILL * (now - self._at)",
+        "self._left",
+        (
+            "unit/engine/sampling/test_guidance.py::"
+            "test_the_time_beyond_the_usual_is_bounded_and_comes_back",
+        ),
     ),
     Mutant(
         "a row with guidance is never sampled without it",

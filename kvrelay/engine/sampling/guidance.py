@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-
-from llguidance import LLMatcher
+from functools import partial
 
 from kvrelay.engine.sampling.grammar import COMPILER, SMALL, GrammarCompiler
+from kvrelay.engine.sampling.grammar_time import GrammarTime
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
-from kvrelay.engine.sampling.matcher import Matcher
+from kvrelay.engine.sampling.matcher import Compiled, Matcher
 from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import Guidance
 
-# Bytes of the compiled grammars' sources. A compiled grammar takes up to 400 times its source.
-MAX_COMPILED = 2**18
+# Compiled grammars that are kept, and bytes of their sources. A compiled grammar takes up to 400
+# times its source, and up to 20 MB more for what it remembers.
+MAX_COMPILED, MAX_SOURCES = 32, 2**18
+# Tokens of answers after which a grammar is compiled again for the next answer, so that it forgets.
+MOST_TOKENS = 4096
 
 
 class Grammars:
@@ -28,8 +31,9 @@ class Grammars:
         self._compiler = GrammarCompiler(folder, vocab_size, eos_token_ids)
         self._trial = GrammarTrial(folder, vocab_size, eos_token_ids)
         # Compiled grammars at the beginning of an answer, by salt, the most recently used last.
-        self._compiled: OrderedDict[tuple[str, Guidance], LLMatcher] = OrderedDict()
-        self._bytes = 0
+        self._compiled: OrderedDict[tuple[str, Guidance], Compiled] = OrderedDict()
+        # By tenant.
+        self._allowances: defaultdict[str, GrammarTime] = defaultdict(GrammarTime)
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
@@ -37,47 +41,56 @@ class Grammars:
         If it fails, the requests with guidance show the reason.
         """
         with suppress(KvRelayError):
-            self.open(SMALL, (), 0, "")
+            self.open(SMALL, (), 0)
 
     def open(
-        self, guidance: Guidance, token_ids: Sequence[int], prompt_len: int, salt: str
+        self,
+        guidance: Guidance,
+        token_ids: Sequence[int],
+        prompt_len: int,
+        salt: str = "",
+        tenant: str = "",
     ) -> Matcher:
         """Returns the matcher of a sequence with these tokens. Blocks to compile guidance that was
         not used lately with this salt, which is that of the sequence's prefix cache: the time would
         tell one tenant whether another uses a schema. Guidance that the router has not tried out
         with the same compiler is tried out first.
 
-        Raises InvalidArgument if the guidance is not accepted or the tokens after the prompt do not
-        follow it, and Unavailable if the trial does not run.
+        Raises InvalidArgument if the guidance is not accepted, if the tokens after the prompt do
+        not follow it or take more than the tenant's time, and Unavailable if the trial does not
+        run.
         """
         compiled = self._known(salt, guidance)
         if compiled is None:
             if guidance.tried_with != COMPILER:
                 self._trial.check(guidance)
-            compiled = self._compiler.compile(guidance)
+            compiled = Compiled(partial(self._compiler.compile, guidance))
             self._keep(salt, guidance, compiled)
         width = -(-self._compiler.tokenizer.vocab_size // 32)
-        matcher = Matcher(compiled.deep_copy(), width, prompt_len, self._eos_token_ids)
-        matcher.advance(token_ids)
+        with self._lock:
+            allowance = self._allowances[tenant]
+        matcher = Matcher(compiled, width, prompt_len, self._eos_token_ids, allowance)
+        matcher.replay(token_ids)
         return matcher
 
     def close(self) -> None:
         """Ends the process of the trial."""
         self._trial.close()
 
-    def _known(self, salt: str, guidance: Guidance) -> LLMatcher | None:
+    def _known(self, salt: str, guidance: Guidance) -> Compiled | None:
         key = salt, guidance
         with self._lock:
-            if key in self._compiled:
-                self._compiled.move_to_end(key)
-            return self._compiled.get(key)
+            if (found := self._compiled.get(key)) is None or found.num_tokens > MOST_TOKENS:
+                return None
+            self._compiled.move_to_end(key)
+            return found
 
-    def _keep(self, salt: str, guidance: Guidance, compiled: LLMatcher) -> None:
+    def _keep(self, salt: str, guidance: Guidance, compiled: Compiled) -> None:
         key = salt, guidance
         with self._lock:
-            if key not in self._compiled:
-                self._bytes += len(guidance.source)
             self._compiled[key] = compiled
-            while self._bytes > MAX_COMPILED:
+            self._compiled.move_to_end(key)
+            sources = sum(len(one.source.encode()) for _, one in self._compiled)
+            while len(self._compiled) > MAX_COMPILED or sources > MAX_SOURCES:
                 (_, oldest), _ = self._compiled.popitem(last=False)
-                self._bytes -= len(oldest.source)
+                sources -= len(oldest.source.encode())

@@ -6,7 +6,8 @@ on another worker, after a preemption, and after rejected drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +15,27 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from kvrelay.engine.sampling.grammar import refusal
+from kvrelay.engine.sampling.grammar_time import TOKEN_S, GrammarTime, too_slow
 from kvrelay.errors import InvalidArgument
+
+
+class Compiled:
+    """A compiled grammar at the beginning of an answer. The matchers of its answers share what it
+    remembers, which grows with them.
+    """
+
+    def __init__(self, build: Callable[[], LLMatcher]) -> None:
+        """build: compiles the grammar. Called here, and again for an answer whose grammar has
+        remembered too much. Raises InvalidArgument.
+        """
+        self.build = build
+        # Tokens that its answers have taken in.
+        self.num_tokens = 0
+        self._begin = build()
+
+    def copy(self) -> LLMatcher:
+        """Returns the state at the beginning of an answer."""
+        return self._begin.deep_copy()
 
 
 class Matcher:
@@ -22,32 +43,36 @@ class Matcher:
     a time.
     """
 
-    def __init__(self, state: LLMatcher, width: int, prompt_len: int, eos: frozenset[int]) -> None:
-        """`width`: 32-bit words of a mask."""
+    def __init__(
+        self,
+        compiled: Compiled,
+        width: int,
+        prompt_len: int,
+        eos: frozenset[int],
+        allowance: GrammarTime,
+    ) -> None:
+        """`width`: 32-bit words of a mask. `allowance`: of the sequence's tenant."""
         self.width = width
-        # Masks that took too long.
-        self.slow_masks = 0
-        self._state = state
+        self.allowance = allowance
+        self._compiled = compiled
+        self._state = compiled.copy()
         self._eos_token_ids = eos
+        self._prompt_len = prompt_len
         # Number of tokens of the sequence that the state includes, with the prompt's.
         self._seen = prompt_len
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes in new tokens of the sequence. `token_ids` begins with the tokens seen before.
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Takes in the answer so far. `token_ids` begins with the prompt.
 
-        Raises InvalidArgument for a token that does not follow the grammar.
+        One token at a time, since a call keeps all other threads waiting. Raises InvalidArgument as
+        `advance` does, and when the tenant's time is over.
         """
-        new = list(token_ids[self._seen :])
-        taken = self._state.try_consume_tokens(new) if new else 0
-        self._seen += taken
-        if self._state.is_error():
-            raise refusal(self._state.get_error())
-        if taken < len(new):
-            raise InvalidArgument(
-                f"token {new[taken]} at position {self._seen} does not follow guidance; resume an "
-                "answer only with the guidance that it began with",
-                field="guidance",
-            )
+        for end in range(self._seen + 1, len(token_ids) + 1):
+            began = time.thread_time()
+            self._advance(token_ids, end)
+            seconds = time.thread_time() - began
+            if not self.allowance.take(seconds - TOKEN_S):
+                raise too_slow(seconds)
 
     def fill(
         self, masks: NDArray[np.int32], token_ids: Sequence[int], num_draft: int = 0
@@ -62,17 +87,67 @@ class Matcher:
         end = len(token_ids) - num_draft
         place = 0
         try:
-            self.advance(token_ids[:end])
+            self._advance(token_ids, end)
             with self._restored() as drafts:
-                self._write(masks[0])
+                self._write(masks[0], token_ids, end)
                 for place, draft in enumerate(token_ids[end:], 1):
-                    if draft in self._eos_token_ids or not self._state.try_consume_tokens([draft]):
+                    before = end + place - 1
+                    if draft in self._eos_token_ids or not self._take(token_ids, before):
                         break
                     drafts.append(draft)
-                    self._write(masks[place])
+                    self._write(masks[place], token_ids, before + 1)
         except InvalidArgument as error:
             return place, error
         return None
+
+    def _advance(self, token_ids: Sequence[int], end: int) -> None:
+        """Takes in the tokens of the sequence before `end`. Raises InvalidArgument for a token that
+        does not follow the grammar.
+        """
+        while self._seen < end:
+            if not self._take(token_ids, self._seen):
+                raise InvalidArgument(
+                    f"token {token_ids[self._seen]} at position {self._seen} does not follow "
+                    "guidance; resume an answer only with the guidance that it began with",
+                    field="guidance",
+                )
+            self._seen += 1
+            self._compiled.num_tokens += 1
+
+    def _take(self, token_ids: Sequence[int], place: int) -> bool:
+        """Takes in one token, after those before it. False if it does not follow the grammar."""
+        taken = self._state.try_consume_tokens([token_ids[place]])
+        if self._state.is_error():
+            self._renew(token_ids, place)
+            taken = self._state.try_consume_tokens([token_ids[place]])
+            self._check()
+        return bool(taken)
+
+    def _write(self, mask: NDArray[np.int32], token_ids: Sequence[int], end: int) -> None:
+        """Writes the mask of the tokens that may follow the tokens before `end`."""
+        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._state.is_error():
+            self._renew(token_ids, end)
+            self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._check()
+        if not mask.any():
+            raise refusal("the grammar allows no further token")
+
+    def _renew(self, token_ids: Sequence[int], end: int) -> None:
+        """Compiles the grammar again and takes in the tokens before `end`. What a grammar has
+        remembered of other answers counts for its limits, too, and must not end this one.
+        """
+        self._compiled = Compiled(self._compiled.build)
+        self._state = self._compiled.copy()
+        answer = list(token_ids[self._prompt_len : end])
+        self._state.try_consume_tokens(answer)
+        self._compiled.num_tokens = len(answer)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises InvalidArgument if the state is of no use any more."""
+        if self._state.is_error():
+            raise refusal(self._state.get_error())
 
     @contextmanager
     def _restored(self) -> Iterator[list[int]]:
@@ -83,10 +158,3 @@ class Matcher:
         finally:
             if consumed:
                 self._state.rollback(len(consumed))
-
-    def _write(self, mask: NDArray[np.int32]) -> None:
-        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._state.is_error():
-            raise refusal(self._state.get_error())
-        if not mask.any():
-            raise refusal("the grammar allows no further token")

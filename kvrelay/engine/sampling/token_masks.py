@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -13,16 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from kvrelay.engine.base.device import to_device
-from kvrelay.engine.sampling.grammar import refusal
+from kvrelay.engine.sampling.grammar_time import CALL_S, MASK_S, GrammarTime, too_slow
 from kvrelay.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
-
-# Processor time for one mask that counts as slow, since it delays all other sequences. One may be
-# slow by chance: a garbage collection takes as long.
-TOO_SLOW_S = 0.1
-MOST_SLOW = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +70,36 @@ def token_masks(requests: Sequence[SampleRequest]) -> TokenMasks | None:
     matchers = [request.matcher for request in requests if request.matcher is not None]
     words = np.full((len(rows), matchers[0].width), -1, np.int32)
     failed: dict[int, InvalidArgument] = {}
+    # Of each tenant: for each sequence its first row, its number of masks and their time.
+    spent: defaultdict[GrammarTime, list[tuple[int, int, float]]] = defaultdict(list)
     for matcher, group in groupby(range(len(rows)), key=matchers.__getitem__):
         places = list(group)
         last = requests[rows[places[-1]]]
         began = time.thread_time()
         fault = matcher.fill(words[places[0] : places[-1] + 1], last.token_ids, len(places) - 1)
-        seconds = (time.thread_time() - began) / len(places)
-        matcher.slow_masks += seconds > TOO_SLOW_S
-        if fault is None and matcher.slow_masks > MOST_SLOW:
-            fault = 0, refusal(f"it took {seconds:.1f} s for one token; use shorter patterns")
-        if fault is not None:
+        seconds = time.thread_time() - began
+        if fault is None:
+            spent[matcher.allowance].append((places[0], len(places), seconds))
+        else:
             place, error = fault
-            failed[rows[places[place]]] = error
-            words[places[place]] = -1
-    return TokenMasks(rows, words, failed)
+            failed[places[place]] = error
+    for allowance, sequences in spent.items():
+        for first, seconds in _over(allowance, sequences):
+            failed[first] = too_slow(seconds)
+    for place in failed:
+        words[place] = -1
+    return TokenMasks(rows, words, {rows[place]: error for place, error in failed.items()})
+
+
+def _over(
+    allowance: GrammarTime, sequences: Sequence[tuple[int, int, float]]
+) -> Iterator[tuple[int, float]]:
+    """Charges a tenant for the masks of a step. If they took more than the tenant may take, yields
+    the sequences that took more than usual: the first row of each, and its seconds for a mask.
+    """
+    masks = sum(count for _, count, _ in sequences)
+    usual = MASK_S + CALL_S / masks
+    if not allowance.take(sum(seconds for *_, seconds in sequences) - usual * masks):
+        for first, count, seconds in sequences:
+            if seconds > usual * count:
+                yield first, seconds / count

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jsonschema
@@ -27,11 +28,12 @@ from support.guided_model import (
 )
 from support.json_schemas import json_schemas
 
+from kvrelay.clock import ManualClock
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import guidance as grammars_module
-from kvrelay.engine.sampling import token_masks as token_masks_module
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.grammar import COMPILER, GrammarCompiler
+from kvrelay.engine.sampling.grammar_time import REFILL, STORE_S, GrammarTime
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.engine.sampling.token_masks import token_masks, unpacked
@@ -234,16 +236,89 @@ def test_guidance_precedes_the_cuts_and_follows_bias_and_penalties(runner: Model
         assert sampled.token_id == b
 
 
-def test_a_sequence_fails_at_its_second_slow_mask(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+# Every further token has more meanings, each of which the parser follows.
+AMBIGUOUS = Guidance("lark", 'start: s "!"\ns: X | s s | s s s\nX: "~"')
+TILDE = 99
+
+
+def test_the_time_beyond_the_usual_is_bounded_and_comes_back() -> None:
+    clock = ManualClock(0.0)
+    allowance = GrammarTime(clock.now)
+    assert allowance.take(-1.0)
+    assert allowance.take(STORE_S / 2)
+    assert not allowance.take(STORE_S)
+    # What is usual is still free.
+    assert allowance.take(0.0)
+    assert not allowance.take(0.001)
+    clock.advance(STORE_S / REFILL / 2)
+    assert allowance.take(STORE_S / 4)
+    clock.advance(1e6)
+    assert not allowance.take(STORE_S)
+
+
+def test_an_answer_that_takes_too_long_to_resume_is_refused_and_others_go_on(
+    runner: ModelRunner,
 ) -> None:
-    """The first may be slow because memory is collected at that moment."""
-    sampling = params(Guidance("regex", "[a-z]{40}"))
-    assert len(answer(runner, sampling)) > 2
-    monkeypatch.setattr(token_masks_module, "TOO_SLOW_S", -1.0)
-    assert len(answer(runner, sampling, max_tokens=1)) == 1
-    with pytest.raises(SegmentsFailed, match="for one token; use shorter patterns"):
-        answer(runner, sampling)
+    """All of it would take hours."""
+    resumed = [*PROMPT, *[TILDE] * 700]
+    with pytest.raises(InvalidArgument, match=r"it took .* ms for one token"):
+        runner.grammars.open(AMBIGUOUS, resumed, len(PROMPT), tenant="loud")
+    # A long answer whose tokens take the usual time.
+    letters = [*PROMPT, *[70] * 700]
+    for tenant in ("loud", "quiet"):
+        runner.grammars.open(Guidance("regex", "a*"), letters, len(PROMPT), tenant=tenant)
+
+
+def test_answers_of_one_tenant_have_no_more_time_than_one_and_others_go_on(
+    runner: ModelRunner,
+) -> None:
+    tokens = [*PROMPT, *[TILDE] * 40]
+    slow, usual = params(AMBIGUOUS), params(Guidance("regex", "[a-z]{600}"))
+    # Of two tenants. The second has a slow and a usual one.
+    opened = [
+        SampleRequest(
+            sampling,
+            prefix,
+            len(PROMPT),
+            runner.eos_token_ids,
+            runner.grammars.open(sampling.guidance, prefix, len(PROMPT), tenant=tenant),
+        )
+        for tenant, sampling, prefix in (
+            ("one", usual, list(PROMPT)),
+            ("two", usual, list(PROMPT)),
+            *(("two", slow, tokens) for _ in range(6)),
+        )
+        if sampling.guidance is not None
+    ]
+    for _ in range(300):
+        masks = token_masks(opened)
+        assert masks is not None
+        if masks.failed:
+            break
+        for request_ in opened[2:]:
+            request_.token_ids.append(TILDE)
+    assert masks.failed.keys() <= set(range(2, len(opened)))
+    assert all("for one token" in error.message for error in masks.failed.values())
+
+
+@pytest.mark.parametrize(
+    "source", [r"(\w{1,20} ){1,300}x", r"(#\w{1,25} ?){1,100}", r"(a|.){1,500}x"]
+)
+def test_what_a_grammar_remembers_of_other_answers_ends_none(
+    runner: ModelRunner, source: str
+) -> None:
+    """Otherwise the limits of the library, which count it, refuse what they accepted before."""
+    grammars, random = runner.grammars, Random(0)
+    mask = np.empty((1, -(-VOCAB // 32)), np.int32)
+    for _ in range(150):
+        tokens = list(PROMPT)
+        matcher = grammars.open(Guidance("regex", source), tokens, len(PROMPT), "x")
+        for _ in range(60):
+            assert matcher.fill(mask, tokens) is None
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if (token := random.choice(allowed.tolist())) == EOS:
+                break
+            tokens.append(token)
 
 
 def test_a_row_whose_tokens_break_the_grammar_fails_alone(runner: ModelRunner) -> None:
@@ -381,10 +456,12 @@ def test_compiled_grammars_are_bounded_and_the_least_recent_goes_first(
 ) -> None:
     grammars = Grammars(str(DEMO), VOCAB, frozenset({EOS}))
     try:
-        monkeypatch.setattr(grammars_module, "MAX_COMPILED", 8)
-        for source in ("aaa", "bbb", "aaa", "ccc"):
-            grammars.open(Guidance("regex", source), [], 0, "")
-        assert [one.source for _, one in grammars._compiled] == ["aaa", "ccc"]
+        for bound, most in (("MAX_SOURCES", 8), ("MAX_COMPILED", 2)):
+            with monkeypatch.context() as patch:
+                patch.setattr(grammars_module, bound, most)
+                for source in ("aaa", "bbb", "aaa", "ccc"):
+                    grammars.open(Guidance("regex", source), [], 0, "")
+                assert [one.source for _, one in grammars._compiled] == ["aaa", "ccc"]
     finally:
         grammars.close()
 

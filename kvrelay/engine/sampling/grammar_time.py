@@ -1,0 +1,48 @@
+"""How much of a worker's time the grammars of one tenant may take. Pure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from kvrelay.engine.sampling.grammar import refusal
+from kvrelay.errors import InvalidArgument
+
+# What is usual, in seconds of processor time, and free: for each mask and each call, and for each
+# token that is taken in without a mask. A mask usually takes 0.02 to 0.2 ms.
+MASK_S, CALL_S, TOKEN_S = 0.0005, 0.005, 0.00005
+# What a tenant's grammars may take beyond that at once, and the share of the time by which it
+# comes back.
+STORE_S, REFILL = 0.5, 0.05
+
+
+class GrammarTime:
+    """Time beyond the usual that the grammars of one tenant may take. The steps of all tenants wait
+    for it, so it is bounded per tenant, not per sequence. Safe to call from any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = STORE_S
+        self._at = clock()
+        self._lock = threading.Lock()
+
+    def take(self, seconds: float) -> bool:
+        """Takes time beyond the usual. Returns False if there is not so much left."""
+        if seconds <= 0:
+            return True
+        with self._lock:
+            now = self._clock()
+            self._left = min(STORE_S, self._left + REFILL * (now - self._at))
+            self._at = now
+            self._left = max(0.0, self._left - seconds)
+            return self._left > 0
+
+
+def too_slow(seconds: float) -> InvalidArgument:
+    """Returns the error of a sequence whose grammar takes too long for a token."""
+    return refusal(
+        f"it took {1000 * seconds:.1f} ms for one token, and the tenant's grammars have taken all "
+        "of the time that they may; use rules with one meaning and shorter patterns"
+    )
