@@ -419,6 +419,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a grammar that has remembered too much takes in no token",
+        "kvrelay/engine/sampling/matcher.py",
+        "self._renew(token_ids, place)",
+        "pass",
+        (
+            "unit/engine/sampling/test_guidance.py::"
+            "test_what_a_grammar_remembers_of_other_answers_ends_none",
+        ),
+    ),
+    Mutant(
         "a tenant is charged for the masks of a step",
         "kvrelay/engine/sampling/token_masks.py",
         "if not allowance.take(sum(seconds for *_, seconds in sequences) - usual * masks):",

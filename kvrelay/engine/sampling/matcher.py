@@ -91,37 +91,38 @@ class Matcher:
             with self._restored() as drafts:
                 self._write(masks[0], token_ids, end)
                 for place, draft in enumerate(token_ids[end:], 1):
-                    before = end + place - 1
-                    if draft in self._eos_token_ids or not self._take(token_ids, before):
+                    if draft in self._eos_token_ids or not _allows(masks[place - 1], draft):
                         break
+                    self._take(token_ids, end + place - 1)
                     drafts.append(draft)
-                    self._write(masks[place], token_ids, before + 1)
+                    self._write(masks[place], token_ids, end + place)
         except InvalidArgument as error:
             return place, error
         return None
 
     def _advance(self, token_ids: Sequence[int], end: int) -> None:
-        """Takes in the tokens of the sequence before `end`. Raises InvalidArgument for a token that
-        does not follow the grammar.
-        """
+        """Takes in the tokens of the sequence before `end`. Raises what `_take` raises."""
         while self._seen < end:
-            if not self._take(token_ids, self._seen):
-                raise InvalidArgument(
-                    f"token {token_ids[self._seen]} at position {self._seen} does not follow "
-                    "guidance; resume an answer only with the guidance that it began with",
-                    field="guidance",
-                )
+            self._take(token_ids, self._seen)
             self._seen += 1
             self._compiled.num_tokens += 1
 
-    def _take(self, token_ids: Sequence[int], place: int) -> bool:
-        """Takes in one token, after those before it. False if it does not follow the grammar."""
-        taken = self._state.try_consume_tokens([token_ids[place]])
-        if self._state.is_error():
-            self._renew(token_ids, place)
-            taken = self._state.try_consume_tokens([token_ids[place]])
+    def _take(self, token_ids: Sequence[int], place: int) -> None:
+        """Takes in one token, after those before it. Raises InvalidArgument if it does not follow
+        the grammar.
+        """
+        token = token_ids[place]
+        if self._state.try_consume_tokens([token]):
+            return
+        # A grammar that has remembered too much takes in no token, and does not say why.
+        self._renew(token_ids, place)
+        if not self._state.try_consume_tokens([token]):
             self._check()
-        return bool(taken)
+            raise InvalidArgument(
+                f"token {token} at position {place} does not follow guidance; resume an answer "
+                "only with the guidance that it began with",
+                field="guidance",
+            )
 
     def _write(self, mask: NDArray[np.int32], token_ids: Sequence[int], end: int) -> None:
         """Writes the mask of the tokens that may follow the tokens before `end`."""
@@ -158,3 +159,7 @@ class Matcher:
         finally:
             if consumed:
                 self._state.rollback(len(consumed))
+
+
+def _allows(mask: NDArray[np.int32], token: int) -> bool:
+    return bool(mask[token // 32] >> token % 32 & 1)

@@ -308,17 +308,20 @@ def test_what_a_grammar_remembers_of_other_answers_ends_none(
     runner: ModelRunner, source: str
 ) -> None:
     """Otherwise the limits of the library, which count it, refuse what they accepted before."""
-    grammars, random = runner.grammars, Random(0)
+    grammars, random, guidance = runner.grammars, Random(0), Guidance("regex", source)
     mask = np.empty((1, -(-VOCAB // 32)), np.int32)
-    for _ in range(150):
+    for number in range(150):
         tokens = list(PROMPT)
-        matcher = grammars.open(Guidance("regex", source), tokens, len(PROMPT), "x")
-        for _ in range(60):
+        matcher = grammars.open(guidance, tokens, len(PROMPT), "x")
+        for place in range(60):
             assert matcher.fill(mask, tokens) is None
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if (token := random.choice(allowed.tolist())) == EOS:
                 break
             tokens.append(token)
+            if number % 2 and place == 30:
+                # It continues on another worker.
+                matcher = grammars.open(guidance, tokens, len(PROMPT), "x")
 
 
 def test_a_row_whose_tokens_break_the_grammar_fails_alone(runner: ModelRunner) -> None:
