@@ -12,9 +12,10 @@ import grpc
 from kvrelay.client.base_client import channel_options, check_target
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
-from kvrelay.errors import NotFound
+from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.adapters import AdapterStatus, adapter_from_proto
+from kvrelay.wire.encoding.fields import said
 from kvrelay.wire.status import error_from_rpc
 
 # Keepalive pings end `watch` when the router disappears without closing the connection. kvrelay's
@@ -193,3 +194,5 @@ class AdminClient:
         except grpc.RpcError as error:
             typed = error_from_rpc(error, self.target)
             raise with_hint(typed, "admin", tls=self._tls) from None
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"the request cannot be sent: {said(error)}") from error

@@ -136,6 +136,7 @@ class FakeWorker:
     slots: int = 8
     refuse: str = ""  # a reason: every Reserve, RunLocal and Prefill is refused with it
     fail: Code | None = None  # every sequence fails with it
+    fail_text: str = "told to fail"
     # Whether the model has no next token for a sequence
     faults: Callable[[SequenceSpec], bool] = lambda _: False
     sequences: dict[Key, Running] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class FakeWorker:
             case Reserve(spec) | RunLocal(spec) | Prefill(spec) if self.refuse:
                 return [Refused(*spec.key, self.refuse)]
             case Reserve(spec) | RunLocal(spec) | Prefill(spec) if self.fail is not None:
-                return [Failed(*spec.key, self.fail, "told to fail")]
+                return [Failed(*spec.key, self.fail, self.fail_text)]
             case RunLocal(spec) | Prefill(spec) if self.faults(spec):
                 return [Failed(*spec.key, Code.INTERNAL, f"{SEQUENCE_FAULT}: no distribution")]
             case Reserve(spec) | RunLocal(spec) if len(self.sequences) >= self.slots:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -21,8 +23,11 @@ from kvrelay.engine.model.kernel_modules import GatedUpdates, NativeGatedLayer, 
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.types.kv_layout import KvLayout
 
-# Tokens of a trial step.
-_TRIAL_TOKENS = 3
+# Tokens of a trial step, from all over the vocabulary, and those of a block.
+_TRIAL_TOKENS, _BLOCK_SIZE = 16, 4
+# Norms square what layers compute, and scores of attention are products of it. Squares of larger
+# values overflow in float32, if not in the trial step then in another one.
+_LARGEST = 1e18
 _GATED = ("gate_proj", "up_proj")
 
 
@@ -70,20 +75,34 @@ def _rows_seen(loaded: LoadedModel, layers: list[Layer]) -> dict[nn.Module, list
     def note(module: nn.Module, args: Any) -> None:
         seen[module].append(args[0].shape[:-1].numel())
 
-    hooks = [module.register_forward_pre_hook(note) for module in seen]
-    try:
+    with _hooks(module.register_forward_pre_hook(note) for module in seen):
         _trial_logits(loaded)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen
 
 
-def overflows(loaded: LoadedModel, step: StepAdapters, slot: int) -> bool:
-    """Whether the model with the adapter in `slot` computes logits that are not finite. Runs one
-    step of a few tokens.
+def overflows(loaded: LoadedModel, layers: list[Layer], step: StepAdapters, slot: int) -> bool:
+    """Whether the model with the adapter in `slot` computes values that are not finite, or so large
+    that a sum of their squares is not. Runs one step of a few tokens.
     """
-    return not _trial_logits(loaded, step, slot).isfinite().all()
+    found: list[bool] = []
+
+    def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        # False for NaN, too.
+        found.append(bool((output.abs() < _LARGEST).all()))
+
+    with _hooks(layer.module.register_forward_hook(note) for layer in layers):
+        logits = _trial_logits(loaded, step, slot)
+    return not (all(found) and logits.isfinite().all())
+
+
+@contextmanager
+def _hooks(added: Iterable[RemovableHandle]) -> Iterator[None]:
+    handles = list(added)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @torch.inference_mode()
@@ -91,11 +110,14 @@ def _trial_logits(
     loaded: LoadedModel, step: StepAdapters | None = None, slot: int | None = None
 ) -> torch.Tensor:
     """The logits [_TRIAL_TOKENS, vocab_size] of a step on KV of its own."""
-    pool = KvPool(KvLayout(loaded.kv_layers, 4, loaded.kv_dtype), 1, str(loaded.model.device))
-    ids = list(range(_TRIAL_TOKENS))
-    part = Part(0, len(ids), 0, [0], adapter=slot)
+    blocks = list(range(_TRIAL_TOKENS // _BLOCK_SIZE))
+    layout = KvLayout(loaded.kv_layers, _BLOCK_SIZE, loaded.kv_dtype)
+    pool = KvPool(layout, len(blocks), str(loaded.model.device))
+    rows = list(range(_TRIAL_TOKENS))
+    ids = [loaded.vocab_size * row // _TRIAL_TOKENS for row in rows]
+    part = Part(0, len(ids), 0, blocks, adapter=slot)
     try:
-        return TorchForward(loaded.model, pool, step)(Step(ids, [part], ids))
+        return TorchForward(loaded.model, pool, step)(Step(ids, [part], rows))
     finally:
         pool.close()
 

@@ -134,11 +134,11 @@ class AdapterTable:
         slot = self._free[0]
         for module, update in self._updates.items():
             update.set(slot, adapter.factors.get(module))
-        if overflows(self._loaded, self.step, slot):
+        if overflows(self._loaded, self._layers, self.step, slot):
             self._clear(slot)
             raise ModelRefused(
-                "the base model computes logits that are not finite with the adapter; its factors "
-                "are too large, or it is for another base model"
+                "the base model's values overflow with the adapter; its factors are too large, or "
+                "it is for another base model"
             )
         self._free.pop(0)
         self._slots[adapter.adapter_id] = slot

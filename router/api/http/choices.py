@@ -6,6 +6,7 @@ import asyncio
 import re
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -139,7 +140,8 @@ class Choices:
 
     async def begun(self) -> None:
         """Waits until the first choice has a token. Raises its error if it ends without a token."""
-        await self.streams[0].begun()
+        with self._late_errors():
+            await self.streams[0].begun()
 
     async def whole(
         self, hear: Callable[[int, GenerateResponse], None]
@@ -165,9 +167,21 @@ class Choices:
         """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
         error of any choice.
         """
-        async for index, response in StreamReader(self.streams).responses():
-            logprobs = await self._logprobs(index, response) if response.logprobs else None
-            yield index, response, logprobs
+        with self._late_errors():
+            async for index, response in StreamReader(self.streams).responses():
+                logprobs = await self._logprobs(index, response) if response.logprobs else None
+                yield index, response, logprobs
+
+    @contextmanager
+    def _late_errors(self) -> Iterator[None]:
+        """Names the field in the errors of workers, which refuse late only what a grammar does."""
+        try:
+            yield
+        except InvalidArgument as error:
+            if error.field is None and "guidance" in error.message.partition(":")[0]:
+                error.field = "guidance"
+            _name_as_sent(error, "prompt", self.completion.guidance_field)
+            raise
 
     async def _logprobs(self, index: int, response: GenerateResponse) -> LogprobsText:
         written = LogprobsText()

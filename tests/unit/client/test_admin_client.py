@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -40,3 +41,21 @@ async def test_a_router_that_vanished_without_a_word_is_noticed(
             with pytest.raises(kvrelay.Unavailable):
                 await asyncio.to_thread(next, statuses)
             client.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.load_adapter("\ud800", "/a"),
+        lambda client: client.load_adapter("a", 1),
+        lambda client: client.unload_adapter("\ud800"),
+        lambda client: client.restart("\ud800"),
+    ],
+)
+def test_what_no_message_can_hold_is_an_invalid_argument(
+    call: Callable[[admin.AdminClient], object],
+) -> None:
+    client = admin.AdminClient("127.0.0.1:1")
+    with pytest.raises(kvrelay.InvalidArgument, match="cannot be sent"):
+        call(client)
+    client.close()

@@ -233,6 +233,28 @@ def test_adapters_of_other_models_and_damaged_ones_are_refused(
         load(runner, save_adapter(tmp_path / "shallow", base))
 
 
+@pytest.mark.parametrize("targets", [("q_proj",), ("v_proj", "o_proj"), ("up_proj", "gate_proj")])
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_an_adapter_of_any_size_is_refused_or_computes_numbers(
+    tiny_model: Callable[..., Path], tmp_path: Path, kernels: Kernels, targets: tuple[str, ...]
+) -> None:
+    base, loaded = tiny_model("llama"), 0
+    with runner_of(base, kernels, slots=20) as runner:
+        for exponent in range(0, 38, 2):
+            folder = save_adapter(
+                tmp_path / str(exponent), base, targets=targets, size=10.0**exponent
+            )
+            try:
+                name = load(runner, folder)
+            except ModelRefused:
+                continue
+            loaded += 1
+            for turn in range(8):
+                segments = step([name], [30], turn)
+                assert runner.forward(segments, last_rows(segments)).isfinite().all(), exponent
+    assert 1 < loaded < 19
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_an_adapter_whose_products_overflow_is_refused_and_leaves_nothing(
     tiny_model: Callable[..., Path], tmp_path: Path, kernels: Kernels
@@ -240,7 +262,7 @@ def test_an_adapter_whose_products_overflow_is_refused_and_leaves_nothing(
     base = tiny_model("llama")
     good = save_adapter(tmp_path / "good", base)
     with runner_of(base, kernels, slots=1) as runner:
-        with pytest.raises(ModelRefused, match="logits that are not finite with the adapter"):
+        with pytest.raises(ModelRefused, match="values overflow with the adapter"):
             load(runner, save_adapter(tmp_path / "large", base, size=1e30))
         assert (runner.adapters.held, runner.adapters.nbytes) == ((), 0)
         segments = step([load(runner, good)], [5])

@@ -83,7 +83,8 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
         const float factor = sharpness, offset = now * sharpness;
         f32x16 sum{};
         for (int i = 0; i < VECTORS; i++) {
-            f32x16 weight = rough_power_of_two(scores[i] * factor - offset);
+            // At most 0 but for rounding, which for huge scores is larger than any exponent.
+            f32x16 weight = rough_power_of_two(minimum(splat(0.0f), scores[i] * factor - offset));
             if (hidden) weight = select(scores[i] == NEVER, f32x16{}, weight);
             sum += weight;
             if (scaled) weight *= panel[i / 2].v_scale[i % 2];

@@ -78,7 +78,9 @@ class VectorRows : public AttentionRows<Format, R> {
         for (int r = 0; r < R; r++) {
             total[r] *= shrink[r];
             for (int half = 0; half < 2; half++) {
-                f32x16 weight = power_of_two(scores[r][half] * sharpness - most[r] * sharpness);
+                // At most 0 but for rounding, which for huge scores is larger than any exponent.
+                const f32x16 exponent = scores[r][half] * sharpness - most[r] * sharpness;
+                f32x16 weight = power_of_two(minimum(splat(0.0f), exponent));
                 if (hidden[r][half]) weight = select(scores[r][half] == NEVER, f32x16{}, weight);
                 total[r] += weight;
                 if (scaled) weight *= panel.v_scale[half];

@@ -322,6 +322,17 @@ def test_what_is_no_number_stays_visible_in_its_sequence(dtype: torch.dtype, kv_
     assert torch.equal(found[0], Arena(shape, [good], 1).run(40)[0])
 
 
+@given(SHAPES, st.integers(0, 17), st.integers(0, 10**6))
+def test_of_huge_scores_comes_a_mean_of_values(shape: Shape, exponent: int, seed: int) -> None:
+    """Differences of such scores are rounded to more than any weight."""
+    sequence = shape.sequence(50, seed)
+    sequence.q.mul_(10.0**exponent)
+    sequence.k.mul_(10.0**exponent)
+    (found,) = Arena(shape, [sequence], seed).run(20)
+    # A quantised value may be larger than its own.
+    assert (found.abs() <= 1.05 * sequence.v.abs().max()).all()
+
+
 def test_which_models_suit() -> None:
     def suits(k_dim: int, block_size: int, dtype: torch.dtype) -> bool:
         return PagedBatch.suits(

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.router_harness import RouterHarness, running_router
 
+from kvrelay.errors import Code
 from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import Guidance
 
@@ -76,6 +77,23 @@ async def test_workers_get_the_grammar(
         if isinstance(command, Prefill | RunLocal)
     }
     assert found == (kind and Guidance(kind, source))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "reason", ["guidance is not accepted: too slow", "token 1 does not follow guidance; resume"]
+)
+async def test_what_a_worker_refuses_late_names_the_field_as_it_was_sent(
+    router: RouterHarness, reason: str, stream: bool
+) -> None:
+    for server in router.workers.values():
+        server.worker.fail, server.worker.fail_text = Code.INVALID_ARGUMENT, reason
+    sent = {"structured_outputs": {"regex": "a|b"}, "stream": stream}
+    answer = await asked(router, "/v1/completions", sent)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "structured_outputs"
+    assert error["message"] == reason.replace("guidance", "structured_outputs")
 
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
