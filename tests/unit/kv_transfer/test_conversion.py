@@ -303,7 +303,7 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
         target, before = KvPool(ours, 12), pool_of(ours, 12, 2)
         target.buffer.copy_(decode.arena.buffer)
     for layer, shape in enumerate(ours.layers):
-        for side in (0, 1):
+        for side, _ in enumerate(shape.stored_dims):
             for token in range(100):
                 (a, i), (b, j) = divmod(token, theirs.block_size), divmod(token, ours.block_size)
                 head = token % shape.kv_heads

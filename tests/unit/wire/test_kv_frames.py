@@ -27,7 +27,11 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 LAYOUTS = st.builds(
     KvLayout,
-    st.lists(st.builds(LayerKv, INT32, INT32, INT32), max_size=3).map(tuple),
+    st.lists(
+        st.builds(LayerKv, INT32, INT32, INT32)
+        | st.builds(LayerKv, INT32, INT32, st.integers(1, 2**31 - 1), st.just(True)),
+        max_size=3,
+    ).map(tuple),
     INT32,
     st.text(max_size=8),
     st.sampled_from([None, 1, 2]),

@@ -3,63 +3,86 @@
 
 #include "product.h"
 
-// Transposes a square of N rows of N lanes: for each bit of a place, exchanges the lanes that have the
-// bit in a row that has it not with those that have it not in a row that has it (Eklundh, 1972).
-template <int bit = 1, class V, int N>
-inline __attribute__((always_inline)) void transpose(V (&rows)[N]) {
+// Reads a square of N rows of N lanes and exchanges its upper right with its lower left quarter, the
+// first step of a transposition. The quarters come from memory so that no register is shuffled.
+template <class T, int N>
+inline __attribute__((always_inline)) void load_quarters(const char* from, int64_t stride, typename Native<T, N>::type (&rows)[N]) {
+    typedef typename Native<T, N / 2>::type Half;
     [&]<int... lane>(std::integer_sequence<int, lane...>) {
 #pragma GCC unroll 16
         for (int i = 0; i < N; i++) {
-            if (i & bit) continue;
-            const V a = rows[i], b = rows[i | bit];
-            rows[i] = __builtin_shufflevector(a, b, (lane & bit ? N + lane - bit : lane)...);
-            rows[i | bit] = __builtin_shufflevector(a, b, (lane & bit ? N + lane : lane + bit)...);
+            const char* at = from + i % (N / 2) * stride + i / (N / 2) * sizeof(Half);
+            const char* below = at + N / 2 * stride;
+#if defined(__AVX512F__)
+            // GCC would load both and shuffle them.
+            const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)at));
+            rows[i] = (decltype(+rows[i]))_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)below), 1);
+#else
+            Half low, high;
+            memcpy(&low, at, sizeof low);
+            memcpy(&high, below, sizeof high);
+            rows[i] = __builtin_shufflevector(low, high, lane...);
+#endif
         }
     }(std::make_integer_sequence<int, N>{});
-    if constexpr (2 * bit < N) transpose<2 * bit>(rows);
 }
 
-// The register of a processor that holds words, and the same bits as squares of rows have them: one word, or
-// two of bfloat16.
-template <class Format>
-using TransposedRow = typename Native<std::conditional_t<Format::PER_WORD == 1, uint32_t, uint64_t>,
-                                      NATIVE_LANES / Format::PER_WORD>::type;
-
-// Transposes rows of words of K, each of NATIVE_LANES keys, to rows of words of V, each of NATIVE_LANES columns.
-template <class Format, int N>
-inline __attribute__((always_inline)) void k_to_v(TransposedRow<Format> (&rows)[N]) {
-    if constexpr (Format::PER_WORD == 2) {
-        // Two words of K have two values of two keys each. Their words of V have a value of both keys each.
-        typedef typename Native<uint16_t, 2 * NATIVE_LANES>::type Halves;
-        [&]<int... i>(std::integer_sequence<int, i...>) {
-            for (auto& row : rows) {
-                const Halves halves = (Halves)row;
-                row = (TransposedRow<Format>)__builtin_shufflevector(halves, halves, (i % 4 % 3 ? i ^ 3 : i)...);
+// The other steps: for each lower bit of a place, exchanges the lanes with the bit of each row without it
+// with the lanes without the bit of the row with it (Eklundh, 1972).
+template <int bit = 1, class V, int N>
+inline __attribute__((always_inline)) void transpose_quarters(V (&rows)[N]) {
+    if constexpr (2 * bit < N) {
+        [&]<int... lane>(std::integer_sequence<int, lane...>) {
+#pragma GCC unroll 16
+            for (int i = 0; i < N; i++) {
+                if (i & bit) continue;
+                const V a = rows[i], b = rows[i | bit];
+                rows[i] = __builtin_shufflevector(a, b, (lane & bit ? N + lane - bit : lane)...);
+                rows[i | bit] = __builtin_shufflevector(a, b, (lane & bit ? N + lane : lane + bit)...);
             }
-        }(std::make_integer_sequence<int, 2 * NATIVE_LANES>{});
+        }(std::make_integer_sequence<int, N>{});
+        transpose_quarters<2 * bit>(rows);
     }
-    transpose(rows);
+}
+
+// Two words of bfloat16 K have two values of each of two keys. Their words of V have one value of both keys.
+// Exchanges the second value of the first key with the first value of the second key.
+template <class V>
+inline V exchange_values(V row) {
+    constexpr int values = sizeof(V) / 2;
+    typedef typename Native<uint16_t, values>::type Values;
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+        return (V)__builtin_shufflevector((Values)row, (Values)row, (i % 4 % 3 ? i ^ 3 : i)...);
+    }(std::make_integer_sequence<int, values>{});
 }
 
 // Writes `columns` columns of V of 32 keys as panels of 32 columns, each [32 / values per word][32] words, from K
 // [k_words] of these keys. Columns beyond K are zero.
 template <class Format>
 void write_v(const Columns& k, int64_t k_words, int64_t columns, uint32_t* v) {
+    // A register of words of K has NATIVE_LANES keys, one of V as many columns. Lanes of two words of bfloat16
+    // are transposed together.
     constexpr int N = NATIVE_LANES / Format::PER_WORD;
-    using Row = TransposedRow<Format>;
+    using Lane = std::conditional_t<Format::PER_WORD == 1, uint32_t, uint64_t>;
+    using Row = typename Native<Lane, N>::type;
     for (int64_t column = 0; column < columns; column += NATIVE_LANES) {
         const int64_t word = column / Format::PER_WORD;
         uint32_t* to = v + column / PANEL * (PANEL / Format::PER_WORD * PANEL) + column % PANEL;
         for (int64_t key = 0; key < PANEL; key += NATIVE_LANES) {
             const char* from = (const char*)(key < LANES ? k.left : k.right) + word * k.stride + key % LANES * sizeof(uint32_t);
-            Row rows[N] = {};
-            if (word + N <= k_words) {
-#pragma GCC unroll 16
-                for (int i = 0; i < N; i++) memcpy(&rows[i], from + i * k.stride, sizeof(Row));
-            } else {
-                for (int64_t i = 0; i < k_words - word; i++) memcpy(&rows[i], from + i * k.stride, sizeof(Row));
+            int64_t stride = k.stride;
+            Row last[N];
+            if (word + N > k_words) {
+                std::fill_n(last, N, Row{});
+                for (int64_t i = 0; i < k_words - word; i++) memcpy(last + i, from + i * stride, sizeof(Row));
+                from = (const char*)last;
+                stride = sizeof(Row);
             }
-            k_to_v<Format>(rows);
+            Row rows[N];
+            load_quarters<Lane, N>(from, stride, rows);
+            if constexpr (Format::PER_WORD == 2)
+                for (auto& row : rows) row = exchange_values(row);
+            transpose_quarters(rows);
 #pragma GCC unroll 16
             for (int i = 0; i < N; i++) memcpy(to + (key / Format::PER_WORD + i) * PANEL, &rows[i], sizeof(Row));
         }
