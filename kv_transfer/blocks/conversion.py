@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -51,19 +50,20 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
         given.write(target, of_target)
 
 
-class _Stored(NamedTuple):
-    """K or V of a layer, as its regions are numbered."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """K or V of one of the layers to convert."""
 
     # With the heads of one rank.
     layer: LayerKv
     keys: bool
-    # Among the vectors of a rank, and how many these are.
+    # The number of its region among those of K and V of a rank, and how many these are.
     index: int
     count: int
 
 
 def _stored(span: Span, layers: Layers) -> list[_Stored]:
-    """What is stored of the layers, in the order of their regions."""
+    """K and V of the layers in the order of their regions. A V that is in K has no region."""
     chosen = span.layout.share.layers[layers.first : layers.first + layers.num]
     found = [(layer, index == 0) for layer in chosen for index, _ in enumerate(layer.stored_dims)]
     return [_Stored(*one, index, len(found)) for index, one in enumerate(found)]
@@ -87,10 +87,7 @@ class _Vectors:
         ranks = range(span.layout.ranks)
         values = [
             torch.cat(
-                [
-                    part[blocks].reshape(rows, heads, -1)
-                    for part in _in_order(span, stored, rank)
-                ],
+                [part[blocks].reshape(rows, heads, -1) for part in _in_order(span, stored, rank)],
                 dim=2,
             )
             for rank in ranks

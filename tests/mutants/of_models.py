@@ -36,6 +36,37 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a V that is in K takes no memory",
+        "kvrelay/engine/model/attention_probe.py",
+        "v_in_k=latent is not None",
+        "v_in_k=False",
+        (
+            "unit/worker/test_latent_relay.py::test_a_hand_off_sends_each_latent_vector_once",
+            "unit/engine/attention/test_latent_attention.py::test_answers_are_those_of_k_and_v",
+        ),
+    ),
+    Mutant(
+        "workers with a V of its own do not exchange blocks with workers whose V is in K",
+        "kvrelay/types/kv_layout.py",
+        '", v_in_k=True" if self.v_in_k else ""',
+        '""',
+        ("unit/engine/base/test_kv_memory.py::test_layouts_that_differ_cannot_exchange_blocks",),
+    ),
+    Mutant(
+        "a peer that does not know of a V in K sees another layout",
+        "kvrelay/wire/encoding/frame_bytes.py",
+        '{"v_dim": 0, "v_in_k": layer.v_dim}',
+        '{"v_in_k": layer.v_dim}',
+        ("unit/wire/test_kv_frames.py::test_a_peer_that_does_not_know_v_in_k_sees_another_layout",),
+    ),
+    Mutant(
+        "sums over rotated values are rotated back",
+        "kvrelay/engine/native/kernels/panels.h",
+        "return v_in_k(call) && call.kv_dtype == INT4;",
+        "return false;",
+        ("unit/engine/native/test_attention.py::test_wide_heads_and_many_that_share_one",),
+    ),
+    Mutant(
         "every byte of a model's files",
         "kvrelay/engine/model/digest.py",
         "end = start + PART_BYTES",

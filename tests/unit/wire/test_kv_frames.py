@@ -71,6 +71,13 @@ def test_the_bytes_are_those_of_the_proto_file(frame: Frame) -> None:
         assert message.blocks.num_bytes == frame.num_bytes
 
 
+def test_a_peer_that_does_not_know_v_in_k_sees_another_layout() -> None:
+    layer = LayerKv(1, 576, 512, v_in_k=True)
+    opening = KvOpen("", 0, 0, 0, 0, "", "grpc", layout=KvLayout((layer,), 16, "bfloat16"))
+    (sent,) = pb.KvFrame.FromString(frame_to_bytes(opening)).open.layout.layers
+    assert (sent.kv_heads, sent.k_dim, sent.v_dim) == (1, 576, 0)
+
+
 def test_a_payload_in_pieces_is_copied_once_and_read_in_place() -> None:
     pieces = (memoryview(b"ab"), b"cde", memoryview(b"f"))
     data = frame_to_bytes(KvBlocks(0, 1, 2, 0, 3, 6, payload=pieces))

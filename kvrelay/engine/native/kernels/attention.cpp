@@ -44,15 +44,16 @@ void attend_heads(const AttendCall& call, const Part& part, int64_t first_head, 
 // Rows that attend in turn at most. Their queries and sums stay in the second-level cache.
 constexpr int64_t MOST_IN_TURN = 192;
 
-// For V that is in K: groups of `size` rows of one head process a round of adjacent keys before the next
-// round, so that V is made from K once for all of them.
+// For V that is in K: groups of `size` rows of one head process a round of adjacent keys before the
+// next round, so that V is made from K once for all of them.
 template <class Rows, class Format>
 void attend_in_turn(int64_t size, const AttendCall& call, const Part& part, int64_t head, int64_t first_row,
                     int64_t count, Scratch<Format>& scratch) {
     constexpr int64_t KEYS = Panels<Format>::KEPT * PANEL;
     Panels<Format>& panels = scratch.panels;
     const int64_t groups = (count + size - 1) / size;
-    const int64_t query_words = Rows::MOST * panels.k_words * Rows::QUERY_WORDS, out_values = Rows::MOST * panels.v_columns;
+    const int64_t query_words = Rows::MOST * panels.k_words * Rows::QUERY_WORDS;
+    const int64_t out_values = Rows::MOST * panels.v_columns;
     uint32_t* queries = scratch.queries.of(groups * query_words);
     float* out = scratch.out.of(groups * out_values);
     std::vector<Rows> rows;
@@ -63,7 +64,8 @@ void attend_in_turn(int64_t size, const AttendCall& call, const Part& part, int6
     for (int64_t key = rows[0].template first_key<KEYS>(); key <= rows.back().last_key(); key += KEYS) {
         Panel<Format> panel[Panels<Format>::KEPT];
         const int64_t last = std::min(rows.back().last_key(), key + KEYS - 1);
-        for (int64_t first = key; first <= last; first += PANEL) panels.find(first, head, panel[(first - key) / PANEL]);
+        for (int64_t first = key; first <= last; first += PANEL)
+            panels.find(first, head, panel[(first - key) / PANEL]);
         panels.touch({head, key + KEYS});
         for (auto& one : rows) one.attend_kept(panels, panel, key);
     }

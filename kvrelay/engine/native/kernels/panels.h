@@ -13,8 +13,8 @@
 //   low bits, and i + 16 in the high bits. Of the last values, if fewer than 32, the second half is
 //   in the high bits. Keys are [bytes][group] for each group, values are [block_size][bytes] for each
 //   panel of columns.
-// - V that is the first values of K is not stored. Its panels are made from those of K (transpose.h).
-//   With int4 KV they are rotated as the keys are, and the sums are rotated back.
+// - V that is the first values of K is not stored. Its panels are made from those of K
+//   (transpose.h). With int4 KV its values are rotated like the keys, and the sums are rotated back.
 #pragma once
 
 #include "buffer.h"
@@ -117,7 +117,8 @@ class Panels {
     }
 
     bool in_place(int64_t first) const {
-        return in_order && first + PANEL <= end && call->k_scale == nullptr && (v_in_k(*call) || call->v_dim == v_columns);
+        const bool v_fits = v_in_k(*call) || call->v_dim == v_columns;
+        return in_order && first + PANEL <= end && call->k_scale == nullptr && v_fits;
     }
 
     void place(int64_t first, int64_t head, Panel<Format>& panel) const {
@@ -161,10 +162,8 @@ class Panels {
         const int64_t k_size = k_words * PANEL * PER_WORD, v_size = v_in_k(*call) ? 0 : PANEL * v_columns;
         Value* k = k_copy.of(KEPT * k_size) + first / PANEL % KEPT * k_size;
         Value* v = (Value*)put_v(first, panel);
-        if (first + PANEL > end || call->v_dim != v_columns) {
-            std::fill_n(k, k_size, Value{});
-            std::fill_n(v, v_size, Value{});
-        }
+        if (first + PANEL > end) std::fill_n(k, k_size, Value{});
+        if (first + PANEL > end || call->v_dim != v_columns) std::fill_n(v, v_size, Value{});
         panel.k = {k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)};
         for (int half = 0; half < 2; half++) panel.k_scale[half] = panel.v_scale[half] = splat(1.0f);
         for (int half = 0; half < 2; half++) {

@@ -1,4 +1,4 @@
-// V of 32 keys as the transposition of their K, for layers whose V is the first values of K.
+// V of 32 keys as their transposed K, for layers whose V is the first values of K.
 #pragma once
 
 #include "product.h"
@@ -6,7 +6,8 @@
 // Reads a square of N rows of N lanes and exchanges its upper right with its lower left quarter, the
 // first step of a transposition. The quarters come from memory so that no register is shuffled.
 template <class T, int N>
-inline __attribute__((always_inline)) void load_quarters(const char* from, int64_t stride, typename Native<T, N>::type (&rows)[N]) {
+inline __attribute__((always_inline)) void load_quarters(const char* from, int64_t stride,
+                                                         typename Native<T, N>::type (&rows)[N]) {
     typedef typename Native<T, N / 2>::type Half;
     [&]<int... lane>(std::integer_sequence<int, lane...>) {
 #pragma GCC unroll 16
@@ -27,8 +28,8 @@ inline __attribute__((always_inline)) void load_quarters(const char* from, int64
     }(std::make_integer_sequence<int, N>{});
 }
 
-// The other steps: for each lower bit of a place, exchanges the lanes with the bit of each row without it
-// with the lanes without the bit of the row with it (Eklundh, 1972).
+// The other steps: for each lower bit, each row without the bit gives its lanes with the bit to the
+// row with it, and takes the lanes without the bit from that row (Eklundh, 1972).
 template <int bit = 1, class V, int N>
 inline __attribute__((always_inline)) void transpose_quarters(V (&rows)[N]) {
     if constexpr (2 * bit < N) {
@@ -45,8 +46,8 @@ inline __attribute__((always_inline)) void transpose_quarters(V (&rows)[N]) {
     }
 }
 
-// Two words of bfloat16 K have two values of each of two keys. Their words of V have one value of both keys.
-// Exchanges the second value of the first key with the first value of the second key.
+// Two words of bfloat16 K have two values of each of two keys. Their words of V have one value of both
+// keys. Exchanges the second value of the first key with the first value of the second key.
 template <class V>
 inline V exchange_values(V row) {
     constexpr int values = sizeof(V) / 2;
@@ -56,12 +57,12 @@ inline V exchange_values(V row) {
     }(std::make_integer_sequence<int, values>{});
 }
 
-// Writes `columns` columns of V of 32 keys as panels of 32 columns, each [32 / values per word][32] words, from K
-// [k_words] of these keys. Columns beyond K are zero.
+// Writes `columns` columns of V of 32 keys, as panels of 32 columns, each [32 / values per word][32]
+// words. k: the panel of the keys, [k_words]. Columns beyond K are zero.
 template <class Format>
 void write_v(const Columns& k, int64_t k_words, int64_t columns, uint32_t* v) {
-    // A register of words of K has NATIVE_LANES keys, one of V as many columns. Lanes of two words of bfloat16
-    // are transposed together.
+    // A register of words has NATIVE_LANES keys of K, or as many columns of V. With bfloat16, a lane of
+    // the transposition has two words.
     constexpr int N = NATIVE_LANES / Format::PER_WORD;
     using Lane = std::conditional_t<Format::PER_WORD == 1, uint32_t, uint64_t>;
     using Row = typename Native<Lane, N>::type;
@@ -69,7 +70,8 @@ void write_v(const Columns& k, int64_t k_words, int64_t columns, uint32_t* v) {
         const int64_t word = column / Format::PER_WORD;
         uint32_t* to = v + column / PANEL * (PANEL / Format::PER_WORD * PANEL) + column % PANEL;
         for (int64_t key = 0; key < PANEL; key += NATIVE_LANES) {
-            const char* from = (const char*)(key < LANES ? k.left : k.right) + word * k.stride + key % LANES * sizeof(uint32_t);
+            const char* half = (const char*)(key < LANES ? k.left : k.right);
+            const char* from = half + word * k.stride + key % LANES * sizeof(uint32_t);
             int64_t stride = k.stride;
             Row last[N];
             if (word + N > k_words) {

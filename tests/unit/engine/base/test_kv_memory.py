@@ -46,10 +46,7 @@ def test_views_lie_where_the_layout_says(
     dtypes = [TORCH_DTYPE[dtype]] * len(views)
     if dtype == "int8":
         scales = [
-            view
-            for one in pool.layers
-            for view in (one.k_scale, one.v_scale)
-            if view is not None
+            view for one in pool.layers for view in (one.k_scale, one.v_scale) if view is not None
         ]
         views, shapes = scales + views, [shape[:3] for shape in shapes] + shapes
         dtypes = [torch.bfloat16] * len(scales) + dtypes
