@@ -60,11 +60,11 @@ MUTANTS = (
         ("unit/wire/test_kv_frames.py::test_a_peer_that_does_not_know_v_in_k_sees_another_layout",),
     ),
     Mutant(
-        "sums over rotated values are rotated back",
-        "kvrelay/engine/native/kernels/panels.h",
-        "return v_in_k(call) && call.kv_dtype == INT4;",
-        "return false;",
-        ("unit/engine/native/test_attention.py::test_wide_heads_and_many_that_share_one",),
+        "a V that is in K is its first values",
+        "kvrelay/engine/base/kv_memory.py",
+        "k[..., : self.v_dim]",
+        "k[..., -self.v_dim :]",
+        ("unit/engine/attention/test_paged_attention.py::test_equals_the_definition",),
     ),
     Mutant(
         "every byte of a model's files",

@@ -83,7 +83,7 @@ struct ByVectors {
         with_rows(count, [&]<int R>() { attend_heads<VectorRows<Format, R>>(arguments...); });
     }
 
-    // The groups are of the same size, so a row too many may be computed in each but the last.
+    // All groups are computed as if they were of the same size: the last may be smaller.
     template <class... Arguments>
     void in_turn(int64_t count, Arguments&&... arguments) const {
         const int64_t groups = (count + MOST - 1) / MOST, size = (count + groups - 1) / groups;
