@@ -141,7 +141,7 @@ def _measured(
 
 def _token_bytes(layers: Sequence[LayerKv]) -> int:
     """In bfloat16."""
-    return sum(2 * one.kv_heads * (one.k_dim + one.v_dim) for one in layers)
+    return sum(2 * one.kv_heads * sum(one.stored_dims) for one in layers)
 
 
 def recall_table(results: list[Recall]) -> Table:

@@ -43,7 +43,7 @@ class Steps:
         for first in range(0, context, 512):
             self.runner.forward([Segment(prompt[first : first + 512], first, tables[0])], [0])
         # The time does not depend on what the blocks hold.
-        for region in (one for layer in self.runner.kv.layers for one in layer if one is not None):
+        for region in (one for layer in self.runner.kv.layers for one in layer.regions):
             for table in tables[1:]:
                 region[table.start : table.stop] = region[:blocks]
         self._segments = [Segment([5 + i], context, table) for i, table in enumerate(tables)]

@@ -43,10 +43,30 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
     rounded to the nearest value.
     """
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)
-    for index in range(2 * layers.num):
-        taken, given = _Vectors.read(source, layers, index), _Vectors.read(target, layers, index)
+    shapes, ours = _stored(source, layers), _stored(target, layers)
+    for of_source, of_target in zip(shapes, ours, strict=True):
+        taken, given = _Vectors.read(source, of_source), _Vectors.read(target, of_target)
         given.put(to_rows, taken.at(from_rows))
-        given.write(target, layers, index)
+        given.write(target, of_target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """K or V of one of the layers to convert."""
+
+    # With the heads of one rank.
+    layer: LayerKv
+    keys: bool
+    # The number of its region among those of K and V of a rank, and how many these are.
+    index: int
+    count: int
+
+
+def _stored(span: Span, layers: Layers) -> list[_Stored]:
+    """K and V of the layers in the order of their regions. A V that is in K has no region."""
+    chosen = span.layout.share.layers[layers.first : layers.first + layers.num]
+    found = [(layer, index == 0) for layer in chosen for index, _ in enumerate(layer.stored_dims)]
+    return [_Stored(*one, index, len(found)) for index, one in enumerate(found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +80,23 @@ class _Vectors:
     keys: bool
 
     @classmethod
-    def read(cls, span: Span, layers: Layers, index: int) -> _Vectors:
-        """`index` counts K and V of the layers alternately."""
+    def read(cls, span: Span, stored: _Stored) -> _Vectors:
         blocks = torch.tensor(span.blocks)
-        heads = _layer(span, layers, index).kv_heads
+        heads = stored.layer.kv_heads
         rows = len(span.blocks) * span.layout.block_size
         ranks = range(span.layout.ranks)
         values = [
             torch.cat(
-                [
-                    part[blocks].reshape(rows, heads, -1)
-                    for part in _in_order(span, layers, index, rank)
-                ],
+                [part[blocks].reshape(rows, heads, -1) for part in _in_order(span, stored, rank)],
                 dim=2,
             )
             for rank in ranks
         ]
         scales = None
         if span.layout.is_quantised:
-            shares = [
-                _scales(span, layers, index, rank)[blocks].reshape(rows, heads) for rank in ranks
-            ]
+            shares = [_scales(span, stored, rank)[blocks].reshape(rows, heads) for rank in ranks]
             scales = torch.cat(shares, dim=1)
-        return cls(torch.cat(values, dim=1), scales, index % 2 == 0)
+        return cls(torch.cat(values, dim=1), scales, stored.keys)
 
     def at(self, rows: slice) -> _Vectors:
         scales = None if self.scales is None else self.scales[rows]
@@ -100,40 +114,35 @@ class _Vectors:
             values, scales = quantise(values, dtype, keys=self.keys)
         self.values[rows], self.scales[rows] = values, scales
 
-    def write(self, span: Span, layers: Layers, index: int) -> None:
+    def write(self, span: Span, stored: _Stored) -> None:
         blocks = torch.tensor(span.blocks)
         ranks = span.layout.ranks
         for rank, values in enumerate(self.values.chunk(ranks, dim=1)):
             start = 0
-            for part in _in_order(span, layers, index, rank):
+            for part in _in_order(span, stored, rank):
                 shape = (len(span.blocks), *part.shape[1:])
                 width = math.prod(shape) // math.prod(values.shape[:2])
                 part[blocks] = values[..., start : start + width].reshape(shape)
                 start += width
         if self.scales is not None:
             for rank, scales in enumerate(self.scales.chunk(ranks, dim=1)):
-                _scales(span, layers, index, rank)[blocks] = scales.reshape(
+                _scales(span, stored, rank)[blocks] = scales.reshape(
                     len(span.blocks), -1, scales.shape[1]
                 )
 
 
-def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
-    """The layer, with the heads of one rank."""
-    return span.layout.share.layers[layers.first + index // 2]
-
-
-def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
+def _in_order(span: Span, stored: _Stored, rank: int) -> list[torch.Tensor]:
     """Views of a rank's K or V region; see `token_views`."""
-    layout, layer = span.layout, _layer(span, layers, index)
-    first = 2 * layers.num if layout.is_quantised else 0
-    region = _region(span, rank, first + index, layout.stored_dtype)
-    return token_views(region.view(span.places.num_blocks, -1), layout, layer, keys=index % 2 == 0)
+    layout = span.layout
+    number = stored.index + (stored.count if layout.is_quantised else 0)
+    region = _region(span, rank, number, layout.stored_dtype).view(span.places.num_blocks, -1)
+    return token_views(region, layout, stored.layer, keys=stored.keys)
 
 
-def _scales(span: Span, layers: Layers, index: int, rank: int) -> torch.Tensor:
+def _scales(span: Span, stored: _Stored, rank: int) -> torch.Tensor:
     """A view [num_blocks, block_size, heads] of the region of a rank's scales."""
-    region = _region(span, rank, index, SCALE_DTYPE)
-    return scale_view(region, span.layout, _layer(span, layers, index).kv_heads)
+    region = _region(span, rank, stored.index, SCALE_DTYPE)
+    return scale_view(region, span.layout, stored.layer.kv_heads)
 
 
 def _region(span: Span, rank: int, number: int, dtype: str) -> torch.Tensor:

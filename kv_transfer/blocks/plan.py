@@ -77,17 +77,10 @@ class Places:
 
 
 def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
-    """The K and the V region of each layer, after those of their scales if there are any, for each
-    rank in turn.
-    """
-    if layers is None:
-        return list(range(len(layout.region_block_bytes)))
-    groups = range(0, len(layout.region_block_bytes), 2 * len(layout.layers))
-    return [
-        group + region
-        for group in groups
-        for region in range(2 * layers.first, 2 * (layers.first + layers.num))
-    ]
+    """The numbers of the regions of these layers, or of all."""
+    wanted = Layers(0, len(layout.layers)) if layers is None else layers
+    chosen = range(wanted.first, wanted.first + wanted.num)
+    return [region for region, layer in enumerate(layout.region_layers) if layer in chosen]
 
 
 def byte_ranges(places: Places, blocks: Sequence[int]) -> list[Range]:

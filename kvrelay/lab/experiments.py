@@ -320,7 +320,8 @@ def _curves(figures: LabFigures, what: str) -> tuple[Series, ...]:
 def _shape(layout: KvLayout) -> str:
     kinds = {layer: layout.layers.count(layer) for layer in layout.layers}
     parts = [
-        f"{count} layers x {layer.kv_heads} KV heads x ({layer.k_dim} + {layer.v_dim}) values"
+        f"{count} layers x {layer.kv_heads} KV heads x "
+        f"({' + '.join(map(str, layer.stored_dims))}) values"
         for layer, count in kinds.items()
     ]
     return f"{' + '.join(parts)}, as {layout.dtype}"

@@ -44,7 +44,9 @@ def kv_layout(
         return None
     held = dtype if kv_dtype == "auto" else kv_dtype
     kept = tuple(
-        LayerKv(1, layer.latent, layer.latent_rank) if latents and layer.latent else layer.kv
+        LayerKv(1, layer.latent, layer.latent_rank, v_in_k=True)
+        if latents and layer.latent
+        else layer.kv
         for layer in layers
         if layer.kv is not None
     )

@@ -16,9 +16,9 @@ from kvrelay.models.model_shape import LayerShape, ModelShape
 from kvrelay.types.kv_layout import ROUND, LayerKv
 
 # native: as kvrelay's engine keeps it: K and V of all heads and all tokens, on a CPU only those of
-# the windows; of latent attention the latent vector as a key with its positions and again as a
-# value, unless devices share the layers. compact: the least that the architecture needs: each
-# latent vector once, and only the tokens of the windows, as vLLM keeps.
+# the windows; of latent attention each latent vector once, or K and V if devices share the layers.
+# compact: the least that the architecture needs: each latent vector once on each device, and only
+# the tokens of the windows, as vLLM keeps.
 KvForm = Literal["native", "compact"]
 # Bytes of one value.
 KV_DTYPES = {"float32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -119,8 +119,7 @@ class KvSize:
         if layer.kv is None:
             return 0.0
         if self.keeps_latent(layer):
-            copies = self.degree * self._vector_bytes(layer.latent)
-            return copies + (self._vector_bytes(layer.latent_rank) if self._keeps_values else 0.0)
+            return self.degree * self._vector_bytes(layer.latent)
         kept = -(-layer.kv.kv_heads // self.degree) * self.degree
         return kept * (self._vector_bytes(layer.kv.k_dim) + self._vector_bytes(layer.kv.v_dim))
 
@@ -131,23 +130,13 @@ class KvSize:
         """Whether the latent vectors of the layer are kept, and not K and V."""
         return layer.kind == "latent" and (self.form == "compact" or self.degree == 1)
 
-    @property
-    def _keeps_values(self) -> bool:
-        """Whether latent vectors are kept as values, too."""
-        return self.form == "native"
-
     def _part(self, layer: LayerShape, count: int) -> str:
         value, scale = f"{KV_DTYPES[self.dtype]:g} B", _SCALED.get(self.dtype)
         kv = layer.kv or LayerKv(0, 0, 0)
         layers = f"{count} layers"
         if self.keeps_latent(layer):
-            values = f"{layer.latent}"
-            vectors = 1
-            if self._keeps_values:
-                values, vectors = f"({layer.latent} + {layer.latent_rank})", 2
-            size = f"{values} latent values x {value}"
-            scaled = f"({size} + {vectors * scale:g} B)" if scale else size
-            return f"{layers} x {scaled}"
+            size = f"{layer.latent} latent values x {value}"
+            return f"{layers} x ({size} + {scale:g} B)" if scale else f"{layers} x {size}"
         heads = f"{kv.kv_heads} KV heads" if kv.kv_heads > 1 else "1 KV head"
         if kv.k_dim != kv.v_dim:
             dims = f"({kv.k_dim} + {kv.v_dim}) x {value}"

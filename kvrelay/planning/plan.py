@@ -312,15 +312,11 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
     found = []
     kinds = {layer.kind for layer in question.model.shape.layers}
     compact = KvSize(question.model.shape, kv.dtype, "compact")
-    if "latent" in kinds and kv.form == "native":
-        kept = (
-            "the latent vector twice, as a key and as a value"
-            if kv.degree == 1
-            else "expanded K and V of latent attention, since devices share the layers"
-        )
+    if "latent" in kinds and kv.form == "native" and kv.degree > 1:
         found.append(
-            f"kvrelay's engine keeps {kept}; each latent vector once takes "
-            f"{kib(compact.bytes_per_token)} per token (--kv-form compact)"
+            "kvrelay's engine keeps expanded K and V of latent attention, since devices share the "
+            f"layers; each latent vector once takes {kib(compact.bytes_per_token)} per token "
+            "(--kv-form compact)"
         )
     windows = any(layer.window for layer in question.model.shape.layers)
     if windows and kv.form == "native" and not (kv.is_cpu and kv.degree == 1):

@@ -24,20 +24,32 @@ PAGE = mmap.PAGESIZE
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """KV of one layer and one token: `kv_heads` vectors of `k_dim` values, and as many of `v_dim`
-    values.
+    """KV of one layer and one token: `kv_heads` vectors K of `k_dim` values, and as many vectors V
+    of `v_dim` values.
     """
 
     kv_heads: int
     k_dim: int
     v_dim: int
+    # Whether V is the first v_dim values of K, as with latent attention. Such a V is not stored.
+    v_in_k: bool = False
+
+    def __repr__(self) -> str:
+        # The hash of a layout contains it. Without `v_in_k` it is that of older workers.
+        v_in_k = ", v_in_k=True" if self.v_in_k else ""
+        return f"LayerKv(kv_heads={self.kv_heads}, k_dim={self.k_dim}, v_dim={self.v_dim}{v_in_k})"
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """The dimension of each stored vector of a head: of K, and of V unless it is in K."""
+        return (self.k_dim,) if self.v_in_k else (self.k_dim, self.v_dim)
 
 
 def holds(dtype: str, layers: Iterable[LayerKv]) -> bool:
     """Whether KV of this dtype can hold the vectors. In int4, pairs of words of two values share
     bytes.
     """
-    return dtype != "int4" or not any(layer.k_dim % 4 or layer.v_dim % 4 for layer in layers)
+    return dtype != "int4" or not any(dim % 4 for layer in layers for dim in layer.stored_dims)
 
 
 def check_dtype(dtype: str, layers: Iterable[LayerKv]) -> None:
@@ -107,8 +119,8 @@ class KvLayout:
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
-        """K of layer 0, V of layer 0, K of layer 1, and so on. With quantised KV, the scales come
-        first, in the same order.
+        """K of layer 0, V of layer 0, K of layer 1, and so on. A V that is in K has no region. With
+        quantised KV, the scales come first, in the same order.
 
         The scales come first because they are wider: so every region is aligned for any number of
         blocks. The list repeats for each rank.
@@ -131,13 +143,13 @@ class KvLayout:
         scales = [
             KvRegion(self._scale_shape(layer), SCALE_DTYPE)
             for layer in layers
-            for _ in ("k", "v")
+            for _ in layer.stored_dims
             if self.is_quantised
         ]
         values = [
             KvRegion(self._shape(layer.kv_heads, dim), self.stored_dtype)
             for layer in layers
-            for dim in (layer.k_dim, layer.v_dim)
+            for dim in layer.stored_dims
         ]
         return (*scales, *values)
 
@@ -169,13 +181,18 @@ class KvLayout:
         return max(self.windows, default=0)
 
     @property
+    def region_layers(self) -> tuple[int, ...]:
+        """The number of the layer that each region belongs to, in the order of `regions`."""
+        numbers = [number for number, one in enumerate(self.layers) for _ in one.stored_dims]
+        return (*numbers,) * (2 if self.is_quantised else 1) * self.ranks
+
+    @property
     def windowed_regions(self) -> tuple[int, ...]:
         """The numbers of the regions of windowed layers."""
-        layers = len(self.layers)
         return tuple(
             region
-            for region in range(len(self.regions))
-            if self.windows and self.windows[region % (2 * layers) // 2]
+            for region, layer in enumerate(self.region_layers)
+            if self.windows and self.windows[layer]
         )
 
     def with_windows(self, windows: tuple[int, ...]) -> KvLayout:

@@ -95,14 +95,16 @@ class KvLayout(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ..., ranks: _Optional[int] = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LayerKv(_message.Message):
-    __slots__ = ("kv_heads", "k_dim", "v_dim")
+    __slots__ = ("kv_heads", "k_dim", "v_dim", "v_in_k")
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     K_DIM_FIELD_NUMBER: _ClassVar[int]
     V_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_IN_K_FIELD_NUMBER: _ClassVar[int]
     kv_heads: int
     k_dim: int
     v_dim: int
-    def __init__(self, kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ...) -> None: ...
+    v_in_k: int
+    def __init__(self, kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., v_in_k: _Optional[int] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
     __slots__ = ("pid", "fd", "size", "nonce")

@@ -36,6 +36,37 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a V that is in K takes no memory",
+        "kvrelay/engine/model/attention_probe.py",
+        "v_in_k=latent is not None",
+        "v_in_k=False",
+        (
+            "unit/worker/test_latent_relay.py::test_a_hand_off_sends_each_latent_vector_once",
+            "unit/engine/attention/test_latent_attention.py::test_answers_are_those_of_k_and_v",
+        ),
+    ),
+    Mutant(
+        "workers with a V of its own do not exchange blocks with workers whose V is in K",
+        "kvrelay/types/kv_layout.py",
+        '", v_in_k=True" if self.v_in_k else ""',
+        '""',
+        ("unit/engine/base/test_kv_memory.py::test_layouts_that_differ_cannot_exchange_blocks",),
+    ),
+    Mutant(
+        "a peer that does not know of a V in K sees another layout",
+        "kvrelay/wire/encoding/frame_bytes.py",
+        '{"v_dim": 0, "v_in_k": layer.v_dim}',
+        '{"v_in_k": layer.v_dim}',
+        ("unit/wire/test_kv_frames.py::test_a_peer_that_does_not_know_v_in_k_sees_another_layout",),
+    ),
+    Mutant(
+        "a V that is in K is its first values",
+        "kvrelay/engine/base/kv_memory.py",
+        "k[..., : self.v_dim]",
+        "k[..., -self.v_dim :]",
+        ("unit/engine/attention/test_paged_attention.py::test_equals_the_definition",),
+    ),
+    Mutant(
         "every byte of a model's files",
         "kvrelay/engine/model/digest.py",
         "end = start + PART_BYTES",

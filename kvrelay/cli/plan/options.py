@@ -168,8 +168,9 @@ KvForm = Annotated[
     str,
     typer.Option(
         metavar="native|compact",
-        help="native: as kvrelay's engine keeps it, on GPUs all tokens in all layers. compact: "
-        "latent vectors of MLA once, and only the windows of sliding layers.",
+        help="native: as kvrelay's engine keeps it, on GPUs all tokens in all layers, and with "
+        "tensor parallelism K and V of MLA. compact: latent vectors of MLA, and only the windows "
+        "of sliding layers.",
         rich_help_panel=_ENGINE,
     ),
 ]

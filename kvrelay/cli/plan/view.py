@@ -148,8 +148,8 @@ def _kv(plan: Plan) -> RenderableType:
         )
     total = f"{plan.kv.bytes_per_token:,.10g} B = {kib(plan.kv.bytes_per_token)} per token"
     lines = f"{plan.kv.dtype}, {plan.kv.form}: {plan.kv.formula}\n  = {total}"
-    if plan.kv.form == "native" and any(one.latent for one in shape.layers):
-        compact = KvSize(shape, plan.kv.dtype, "compact")
+    compact = KvSize(shape, plan.kv.dtype, "compact")
+    if any(one.latent for one in shape.layers) and compact.formula != plan.kv.formula:
         lines += f"\ncompact: {compact.formula}\n  = {compact.bytes_per_token:,.10g} B"
     if plan.kv.budget_tokens:
         most = plan.kv.sequence_bytes(plan.kv.budget_tokens)

@@ -250,7 +250,8 @@ class _Batch:
             self._wrappers[kind] = self._new_wrapper(kind)
             self._plan(kind, self._wrappers[kind])
         q = query[0].transpose(0, 1).contiguous()  # [T, Hq, D]
-        out: torch.Tensor = self._wrappers[kind].run(q, (layer.k, layer.v), out=torch.empty_like(q))
+        kv = layer.k, layer.k if layer.v is None else layer.v
+        out: torch.Tensor = self._wrappers[kind].run(q, kv, out=torch.empty_like(q))
         return out[None]
 
     def _plan(self, kind: _Kind, wrapper: Any) -> None:

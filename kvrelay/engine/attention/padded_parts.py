@@ -7,7 +7,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.attention.reference_attention import explicit_attention
 from kvrelay.engine.base.kv_memory import LayerViews
-from kvrelay.engine.base.quantised_kv import dequantise
 
 # Bytes of keys and values that are gathered at a time.
 KEY_BYTES = 512 * 2**20
@@ -49,7 +48,8 @@ class PaddedParts:
     ) -> torch.Tensor:
         """query [Hkv, G, B, Dk] -> [Hkv, G, B, Dv]; sinks [Hkv, G]."""
         slots, seen = self.keys(window)
-        token_bytes = (layer.k[0, 0].numel() + layer.v[0, 0].numel()) * query.dtype.itemsize
+        values = sum(each[0, 0].numel() for each in (layer.k, layer.v) if each is not None)
+        token_bytes = values * query.dtype.itemsize
         step = max(1, KEY_BYTES // (slots.shape[1] * token_bytes))
         outs = [
             _attend(layer, q, own_slots, own_seen, scale, softcap, sinks)
@@ -93,10 +93,7 @@ def _attend(
     """q [B, Hkv, G, Dk] attends to the keys in slots [B, S] where seen [B, S] is true -> [B, Hkv,
     G, Dv].
     """
-    k, v = layer.k.flatten(0, 1)[slots], layer.v.flatten(0, 1)[slots]  # [B, S, Hkv, D]
-    if layer.k_scale is not None and layer.v_scale is not None:
-        k = dequantise(k, layer.k_scale.flatten(0, 1)[slots], q.dtype, keys=True)
-        v = dequantise(v, layer.v_scale.flatten(0, 1)[slots], q.dtype, keys=False)
+    k, v = layer.load(lambda region: region.flatten(0, 1)[slots], q.dtype)  # [B, S, Hkv, D]
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     mask = seen[:, None, None, :]
     if softcap or sinks is not None:

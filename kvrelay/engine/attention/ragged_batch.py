@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.attention.reference_attention import explicit_attention
 from kvrelay.engine.base.kv_memory import KvPool, LayerViews
-from kvrelay.engine.base.quantised_kv import dequantise, quantise
+from kvrelay.engine.base.quantised_kv import quantise
 from kvrelay.engine.base.step_input import OnLayer, Part, show_queries
 
 
@@ -88,12 +88,14 @@ class RaggedBatch:
 def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T].
 
-    A layer with scales stores quantised values.
+    A layer with scales stores quantised values. A V that is in K is not stored again.
     """
     for region, scales, new, keys in (
         (layer.k, layer.k_scale, key, True),
         (layer.v, layer.v_scale, value, False),
     ):
+        if region is None:
+            continue
         if scales is not None:
             new, scale = quantise(new, region.dtype, keys=keys)
             scales.flatten(0, 1).index_copy_(0, slots, scale)
@@ -137,7 +139,8 @@ class SequencePart:
     ) -> torch.Tensor:
         """See `RaggedPart`."""
         begin = max(0, self.past + 1 - window) if window else 0
-        k, v = (tokens.transpose(0, 1) for tokens in self.load(layer, begin, query.dtype))
+        loaded = layer.load(lambda region: self.tokens(region, begin), query.dtype)
+        k, v = (tokens.transpose(0, 1) for tokens in loaded)
         window = window if self.end - begin > window else 0
         if softcap or sinks is not None:
             return explicit_attention(query, k, v, scale, self.mask(begin, window), softcap, sinks)
@@ -154,19 +157,6 @@ class SequencePart:
             return scaled_dot_product_attention(query, k, v, is_causal=True, scale=scale)
         return scaled_dot_product_attention(
             query, k, v, attn_mask=self.mask(begin, window), scale=scale
-        )
-
-    def load(
-        self, layer: LayerViews, begin: int, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K [S, Hkv, Dk] and V [S, Hkv, Dv] of tokens [begin, end), in the model's dtype."""
-        k, v = self.tokens(layer.k, begin), self.tokens(layer.v, begin)
-        if layer.k_scale is None or layer.v_scale is None:
-            return k, v
-        k_scale, v_scale = self.tokens(layer.k_scale, begin), self.tokens(layer.v_scale, begin)
-        return (
-            dequantise(k, k_scale, dtype, keys=True),
-            dequantise(v, v_scale, dtype, keys=False),
         )
 
     def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:

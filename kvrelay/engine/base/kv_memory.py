@@ -7,14 +7,16 @@ import mmap
 import os
 import secrets
 import weakref
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from kvrelay.engine.base.quantised_kv import dequantise
 from kvrelay.engine.base.vacated_memory import VacatedMemory
 from kvrelay.errors import ConfigError
 from kvrelay.planning.quantity import size as text_of
-from kvrelay.types.kv_layout import KvLayout
+from kvrelay.types.kv_layout import KvLayout, LayerKv
 
 TORCH_DTYPE = {
     "float32": torch.float32,
@@ -25,15 +27,39 @@ TORCH_DTYPE = {
 }
 
 
-class LayerViews(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LayerViews:
     """One layer's part of the arena, each [num_blocks, ...] as in `KvLayout`. Scales are None
-    unless KV is quantised.
+    unless KV is quantised. V and its scales are None if V is the first `v_dim` values of K.
     """
 
+    v_dim: int
     k: torch.Tensor
-    v: torch.Tensor
+    v: torch.Tensor | None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+
+    @property
+    def regions(self) -> tuple[torch.Tensor, ...]:
+        """What there is of K, V and their scales."""
+        found = (self.k, self.v, self.k_scale, self.v_scale)
+        return tuple(region for region in found if region is not None)
+
+    def load(
+        self, take: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K [..., Dk] and V [..., Dv] of the tokens that `take` takes out of a region, in `dtype`
+        if KV is quantised. For KV in token order.
+        """
+        k = take(self.k)
+        if self.k_scale is not None:
+            k = dequantise(k, take(self.k_scale), dtype, keys=True)
+        if self.v is None:
+            return k, k[..., : self.v_dim]
+        v = take(self.v)
+        if self.v_scale is not None:
+            v = dequantise(v, take(self.v_scale), dtype, keys=False)
+        return k, v
 
 
 class KvPool:
@@ -100,11 +126,16 @@ class KvPool:
             flat = self.buffer[start:end].view(TORCH_DTYPE[region.dtype])
             tensors.append(flat.view(self.num_blocks, *region.block_shape))
             start = end
-        count = 2 * len(share.layers)
-        scales: list[torch.Tensor | None] = [*tensors[:-count]] or [None] * count
-        values = tensors[-count:]
-        layers = zip(values[::2], values[1::2], scales[::2], scales[1::2], strict=True)
-        return tuple(LayerViews(*layer) for layer in layers)
+        count = sum(len(layer.stored_dims) for layer in share.layers)
+        values, scales = iter(tensors[-count:]), iter(tensors[:-count])
+
+        def views(layer: LayerKv) -> LayerViews:
+            k, v = next(values), None if layer.v_in_k else next(values)
+            k_scale = next(scales, None)
+            v_scale = None if layer.v_in_k else next(scales, None)
+            return LayerViews(layer.v_dim, k, v, k_scale, v_scale)
+
+        return tuple(views(layer) for layer in share.layers)
 
     @property
     def stored_bytes(self) -> int:

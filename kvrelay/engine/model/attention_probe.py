@@ -99,11 +99,11 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        kv = LayerKv(key.shape[1], key.shape[-1], value.shape[-1])
+        latent = absorbed(module)
+        kv = LayerKv(key.shape[1], key.shape[-1], value.shape[-1], v_in_k=latent is not None)
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in (query, key, value)}
         calls.append(_Call(getattr(module, "layer_idx", None), kv, dtypes, attention_mask, kwargs))
         out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-        latent = absorbed(module)
         return out if latent is None else latent.output(out), None
 
     AttentionInterface.register(NAME, record)

@@ -82,7 +82,8 @@ class PagedBatch:
         """
         layer = self._kv.layers[layer_index]
         self._store(KEYS, key, layer.k, layer.k_scale)
-        self._store(VALUES, value, layer.v, layer.v_scale)
+        if layer.v is not None:
+            self._store(VALUES, value, layer.v, layer.v_scale)
         if query.shape[2] >= TOLD_FROM:
             aside(lambda: self._tell(layer_index))
         sinks = None if sinks is None else sinks.float().contiguous()
@@ -98,7 +99,7 @@ class PagedBatch:
                 batch=ctypes.pointer(self._struct),
                 q=query.data_ptr(),
                 k=layer.k.data_ptr(),
-                v=layer.v.data_ptr(),
+                v=_address(layer.v),
                 k_scale=_address(layer.k_scale),
                 v_scale=_address(layer.v_scale),
                 sinks=_address(sinks),

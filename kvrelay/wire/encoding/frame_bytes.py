@@ -132,7 +132,7 @@ def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:
     return to_message(
         pb.KvLayout,
         layout,
-        layers=[to_message(pb.LayerKv, layer) for layer in layout.layers],
+        layers=[_layer_to_proto(layer) for layer in layout.layers],
         word=layout.word or 0,
     )
 
@@ -141,8 +141,18 @@ def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
     return to_value(
         KvLayout,
         message,
-        layers=tuple(to_value(LayerKv, layer) for layer in message.layers),
+        layers=tuple(_layer_from_proto(layer) for layer in message.layers),
         word=message.word or None,
         ranks=message.ranks or 1,
         windows=tuple(message.windows),
     )
+
+
+def _layer_to_proto(layer: LayerKv) -> pb.LayerKv:
+    dims = {"v_dim": 0, "v_in_k": layer.v_dim} if layer.v_in_k else {"v_in_k": 0}
+    return to_message(pb.LayerKv, layer, **dims)
+
+
+def _layer_from_proto(message: pb.LayerKv) -> LayerKv:
+    v_dim = message.v_in_k or message.v_dim
+    return to_value(LayerKv, message, v_dim=v_dim, v_in_k=message.v_in_k != 0)

@@ -31,8 +31,8 @@ def rounded(stored: torch.dtype, tensor: torch.Tensor, *, keys: bool) -> torch.T
 
 
 def quantise_latents(model: Any, stored: torch.dtype) -> None:
-    """Layers with latent attention expand latent vectors that have been quantised: with the part
-    of K that has positions, as a key, and alone, as a value.
+    """Layers with latent attention expand latent vectors that have been quantised together with
+    the part of K that has positions.
     """
     for module in model.modules():
         if (expand := getattr(module, "expand_kv", None)) is None:
@@ -40,8 +40,7 @@ def quantise_latents(model: Any, stored: torch.dtype) -> None:
 
         def expand_kv(latent: Any, positions: Any, expand: Any = expand) -> Any:
             together = rounded(stored, torch.cat((latent, positions), -1), keys=True)
-            key = expand(*together.split([latent.shape[-1], positions.shape[-1]], -1))[0]
-            return key, expand(rounded(stored, latent, keys=False), positions)[1]
+            return expand(*together.split([latent.shape[-1], positions.shape[-1]], -1))
 
         module.expand_kv = expand_kv
 

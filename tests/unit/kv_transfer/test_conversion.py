@@ -19,7 +19,8 @@ from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.quantised_kv import dequantise, rotate
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 
-LAYERS = (LayerKv(2, 64, 32), LayerKv(1, 32, 40), LayerKv(2, 32, 96))
+LATENT = LayerKv(1, 40, 32, v_in_k=True)
+LAYERS = (LayerKv(2, 64, 32), LATENT, LayerKv(1, 32, 40), LayerKv(2, 32, 96))
 EVEN = (LayerKv(4, 64, 32), LayerKv(8, 32, 40))
 EVERY = Layers(0, len(LAYERS))
 
@@ -80,9 +81,7 @@ def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
         for rank in range(1, layout.ranks)
     ]
     for layer in (layer for one in (pool, *others) for layer in one.layers):
-        for region in layer:
-            if region is None:
-                continue
+        for region in layer.regions:
             if region.dtype is torch.int8:
                 region.copy_(
                     torch.randint(-127, 128, region.shape, generator=generator, dtype=torch.int8)
@@ -145,7 +144,7 @@ def test_each_vector_arrives_and_nothing_else_changes(
     untouched.buffer.copy_(before)
     exact = theirs.dtype == ours.dtype or (theirs.dtype, ours.dtype) == ("bfloat16", "float32")
     for layer, shape in enumerate(LAYERS):
-        for side in (0, 1):
+        for side, _ in enumerate(shape.stored_dims):
             for head in range(shape.kv_heads):
                 for token in tokens:
                     at = (token - from_start, token - to_start)
@@ -169,7 +168,7 @@ def test_each_vector_arrives_and_nothing_else_changes(
                 to_blocks.index(number) * ours.block_size + token if number in to_blocks else None
             )
             if place not in given:
-                old, new = (naive_at(pool, 1, 1, number, token, 0) for pool in (untouched, target))
+                old, new = (naive_at(pool, 2, 1, number, token, 0) for pool in (untouched, target))
                 assert torch.equal(old, new)
 
 
@@ -180,7 +179,8 @@ def test_a_group_of_layers(word: int | None) -> None:
     before = target.buffer.clone()
     some = Layers(1, 2)
     convert(span(source, [1, 0], 0, some), span(target, [1], 0, some), range(32), some)
-    assert torch.equal(naive_at(source, 2, 1, 0, 3, 1), naive_at(target, 2, 1, 1, 19, 1))
+    assert torch.equal(naive_at(source, 1, 0, 0, 3, 0), naive_at(target, 1, 0, 1, 19, 0))
+    assert torch.equal(naive_at(source, 2, 1, 0, 3, 0), naive_at(target, 2, 1, 1, 19, 0))
     size = target.layout.region_block_bytes[0] * 2
     assert torch.equal(target.buffer[:size], before[:size])
     assert not torch.equal(target.buffer, before)
@@ -194,14 +194,14 @@ def test_one_workers_heads_become_ranks_shares_and_come_together_again(
     """A rank sees in its own arena, which is a part of the whole one, the heads that are its
     own.
     """
-    layers = (LayerKv(4, 32, 64),) * 2
+    layers = (LayerKv(4, 32, 64), LayerKv(4, 32, 8, v_in_k=True))
     whole, shared = KvLayout(layers, 16, dtype, word), KvLayout(layers, 32, dtype, word, ranks=2)
     one, ranks, again = pool_of(whole, 4, 1), pool_of(shared, 2, 2), pool_of(whole, 4, 4)
     two, tokens = Layers(0, 2), range(60)
     convert(span(one, [3, 1, 0, 2], 0, two), span(ranks, [1, 0], 0, two), tokens, two)
     convert(span(ranks, [1, 0], 0, two), span(again, [0, 1, 2, 3], 0, two), tokens, two)
-    for layer in (0, 1):
-        for side in (0, 1):
+    for layer, shape in enumerate(layers):
+        for side, _ in enumerate(shape.stored_dims):
             for token in tokens:
                 for head in range(4):
                     sent = naive_at(one, layer, side, [3, 1, 0, 2][token // 16], token % 16, head)
@@ -303,7 +303,7 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
         target, before = KvPool(ours, 12), pool_of(ours, 12, 2)
         target.buffer.copy_(decode.arena.buffer)
     for layer, shape in enumerate(ours.layers):
-        for side in (0, 1):
+        for side, _ in enumerate(shape.stored_dims):
             for token in range(100):
                 (a, i), (b, j) = divmod(token, theirs.block_size), divmod(token, ours.block_size)
                 head = token % shape.kv_heads

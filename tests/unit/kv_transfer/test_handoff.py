@@ -20,7 +20,12 @@ TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
 
 def random_layout(rng: random.Random) -> KvLayout:
     layers = tuple(
-        LayerKv(rng.randint(1, 3), 8 * rng.randint(1, 4), 8 * rng.randint(1, 4))
+        LayerKv(
+            rng.randint(1, 3),
+            8 * rng.randint(2, 4),
+            8 * rng.randint(1, 2),
+            v_in_k=rng.random() < 0.3,
+        )
         for _ in range(rng.randint(1, 5))
     )
     return KvLayout(

@@ -12,7 +12,7 @@ from kvrelay.types.kv_layout import KvLayout, LayerKv
 LAYOUTS = st.builds(
     KvLayout,
     layers=st.lists(
-        st.builds(LayerKv, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
+        st.builds(LayerKv, st.integers(1, 3), st.integers(5, 9), st.integers(1, 5), st.booleans()),
         min_size=1,
         max_size=4,
     ).map(tuple),

@@ -138,11 +138,9 @@ def test_a_sequence_is_the_sum_of_its_layers(name: str, dtype: str, tokens: int)
             continue
         of_k = layer.kv.kv_heads * (layer.kv.k_dim * KV_DTYPES[dtype] + scale)
         of_v = layer.kv.kv_heads * (layer.kv.v_dim * KV_DTYPES[dtype] + scale)
-        of_value = layer.latent_rank * KV_DTYPES[dtype] + scale
-        of_latents = layer.latent * KV_DTYPES[dtype] + scale + of_value
-        native += tokens * (of_latents if layer.latent else of_k + of_v)
-        kept = min(tokens, layer.window) if layer.window else tokens
         latent = layer.latent * KV_DTYPES[dtype] + scale
+        native += tokens * (latent if layer.latent else of_k + of_v)
+        kept = min(tokens, layer.window) if layer.window else tokens
         compact += kept * (latent if layer.latent else of_k + of_v)
     assert math.isclose(KvSize(shape, dtype, "native").sequence_bytes(tokens), native)
     assert math.isclose(KvSize(shape, dtype, "compact").sequence_bytes(tokens), compact)

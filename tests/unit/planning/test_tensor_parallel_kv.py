@@ -41,7 +41,6 @@ def dealt_out(kv: KvSize, degree: int) -> float:
         each = KV_DTYPES[kv.dtype]
         if layer.kind == "latent" and (kv.form == "compact" or degree == 1):
             total += sum(layer.latent * each + scale for _ in range(degree))
-            total += layer.latent_rank * each + scale if kv.form == "native" else 0.0
             continue
         devices = [0] * degree
         for head in range(layer.kv.kv_heads):

@@ -27,7 +27,11 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 LAYOUTS = st.builds(
     KvLayout,
-    st.lists(st.builds(LayerKv, INT32, INT32, INT32), max_size=3).map(tuple),
+    st.lists(
+        st.builds(LayerKv, INT32, INT32, INT32)
+        | st.builds(LayerKv, INT32, INT32, st.integers(1, 2**31 - 1), st.just(True)),
+        max_size=3,
+    ).map(tuple),
     INT32,
     st.text(max_size=8),
     st.sampled_from([None, 1, 2]),
@@ -65,6 +69,13 @@ def test_the_bytes_are_those_of_the_proto_file(frame: Frame) -> None:
         assert message.blocks.payload == b"".join(frame.payload)
         assert tuple(message.blocks.digests) == frame.digests
         assert message.blocks.num_bytes == frame.num_bytes
+
+
+def test_a_peer_that_does_not_know_v_in_k_sees_another_layout() -> None:
+    layer = LayerKv(1, 576, 512, v_in_k=True)
+    opening = KvOpen("", 0, 0, 0, 0, "", "grpc", layout=KvLayout((layer,), 16, "bfloat16"))
+    (sent,) = pb.KvFrame.FromString(frame_to_bytes(opening)).open.layout.layers
+    assert (sent.kv_heads, sent.k_dim, sent.v_dim) == (1, 576, 0)
 
 
 def test_a_payload_in_pieces_is_copied_once_and_read_in_place() -> None:

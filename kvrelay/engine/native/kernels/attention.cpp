@@ -38,7 +38,38 @@ void attend_heads(const AttendCall& call, const Part& part, int64_t first_head, 
             const Round next = h + 1 < heads ? Round{first_head + h + 1, key} : Round{first_head, key + Rows::KEYS};
             rows[h].attend(panels, {first_head + h, key}, next);
         }
-    for (const auto& one : rows) one.finish();
+    for (auto& one : rows) one.finish();
+}
+
+// Rows that attend in turn at most. Their queries and sums stay in the second-level cache.
+constexpr int64_t MOST_IN_TURN = 192;
+
+// For V that is in K: groups of `size` rows of one head process a round of adjacent keys before the
+// next round, so that V is made from K once for all of them.
+template <class Rows, class Format>
+void attend_in_turn(int64_t size, const AttendCall& call, const Part& part, int64_t head, int64_t first_row,
+                    int64_t count, Scratch<Format>& scratch) {
+    constexpr int64_t KEYS = Panels<Format>::KEPT * PANEL;
+    Panels<Format>& panels = scratch.panels;
+    const int64_t groups = (count + size - 1) / size;
+    const int64_t query_words = Rows::MOST * panels.k_words * Rows::QUERY_WORDS;
+    const int64_t out_values = Rows::MOST * panels.v_columns;
+    uint32_t* queries = scratch.queries.of(groups * query_words);
+    float* out = scratch.out.of(groups * out_values);
+    std::vector<Rows> rows;
+    rows.reserve(groups);
+    for (int64_t g = 0; g < groups; g++)
+        rows.emplace_back(call, part, head, first_row + g * size, std::min(size, count - g * size),
+                          queries + g * query_words, (f32x16*)(out + g * out_values), panels.v_columns);
+    for (int64_t key = rows[0].template first_key<KEYS>(); key <= rows.back().last_key(); key += KEYS) {
+        Panel<Format> panel[Panels<Format>::KEPT];
+        const int64_t last = std::min(rows.back().last_key(), key + KEYS - 1);
+        for (int64_t first = key; first <= last; first += PANEL)
+            panels.find(first, head, panel[(first - key) / PANEL]);
+        panels.touch({head, key + KEYS});
+        for (auto& one : rows) one.attend_kept(panels, panel, key);
+    }
+    for (auto& one : rows) one.finish();
 }
 
 template <class F>
@@ -50,6 +81,13 @@ struct ByVectors {
     template <class... Arguments>
     void operator()(int64_t count, Arguments&&... arguments) const {
         with_rows(count, [&]<int R>() { attend_heads<VectorRows<Format, R>>(arguments...); });
+    }
+
+    // All groups are computed as if they were of the same size: the last may be smaller.
+    template <class... Arguments>
+    void in_turn(int64_t count, Arguments&&... arguments) const {
+        const int64_t groups = (count + MOST - 1) / MOST, size = (count + groups - 1) / groups;
+        with_rows(size, [&]<int R>() { attend_in_turn<VectorRows<Format, R>>(size, arguments...); });
     }
 };
 
@@ -64,6 +102,11 @@ struct ByTiles {
     template <class... Arguments>
     void operator()(int64_t, Arguments&&... arguments) const {
         attend_heads<TileRows<Format>>(arguments...);
+    }
+
+    template <class... Arguments>
+    void in_turn(int64_t, Arguments&&... arguments) const {
+        attend_in_turn<TileRows<Format>>(MOST, arguments...);
     }
 };
 #endif
@@ -83,6 +126,14 @@ void attend(const AttendCall& call) {
             const int64_t first = call.kv_heads * share / shares, last = call.kv_heads * (share + 1) / shares;
             const int64_t rows = part.rows * call.group, heads = rows <= Way::MOST ? last - first : 1;
             scratch.panels.open(call, part, Way::WHOLE_PANELS);
+            if (v_in_k(call)) {
+                for (int64_t head = first; head < last; head++)
+                    for (int64_t row = 0; row < rows; row += MOST_IN_TURN) {
+                        const int64_t count = std::min(MOST_IN_TURN, rows - row);
+                        way.in_turn(count, call, part, head, row, count, scratch);
+                    }
+                continue;
+            }
             // All rows of a head process its keys while the keys are in the cache.
             for (int64_t head = first; head < last; head += heads)
                 for (int64_t row = 0; row < rows; row += Way::MOST) {

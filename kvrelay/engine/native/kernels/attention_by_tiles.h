@@ -26,13 +26,36 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     }
 
     void attend(Panels<Format>& panels, const Round& round, const Round& next) {
-        const bool lower = count > TILE;
-        const int64_t there = std::min<int64_t>(PANELS, (this->last_key() - round.first_key) / PANEL + 1);
         Panel<Format> panel[PANELS];
+        for (int64_t p = 0; p < there(round.first_key); p++)
+            panels.find(round.first_key + p * PANEL, round.head, panel[p]);
+        // Memory would be idle while the weights are computed.
+        attend(panels, panel, round.first_key, [&] { panels.touch(next); });
+    }
+
+    // Attends to those of KEPT adjacent panels that any row sees.
+    void attend_kept(const Panels<Format>& panels, const Panel<Format>* panel, int64_t first_key) {
+        if (first_key <= this->last_key() && first_key >= this->template first_key<KEYS>())
+            attend(panels, panel, first_key, [] {});
+    }
+
+  private:
+    // In the layout of `to_tiles`.
+    uint32_t* queries;
+
+    // Panels of a round that any row sees.
+    int64_t there(int64_t first_key) const {
+        return std::min<int64_t>(PANELS, (this->last_key() - first_key) / PANEL + 1);
+    }
+
+    // between: is called before the weights are computed.
+    template <class Between>
+    void attend(const Panels<Format>& panels, const Panel<Format>* panel, int64_t first_key, Between between) {
+        const bool lower = count > TILE;
+        const int64_t there = this->there(first_key);
         alignas(64) f32x16 scores[TILE_ROWS][VECTORS];
         alignas(64) uint32_t weights[PANELS][2 * TILE_WORDS];
         for (int64_t p = 0; p < there; p++) {
-            panels.find(round.first_key + p * PANEL, round.head, panel[p]);
             const Columns k = panel[p].k;
             zero_sums(lower);
             for (int64_t word = 0; word < panels.k_words; word += TILE)
@@ -41,9 +64,8 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
                                       k.stride});
             store_sums(lower, &scores[0][2 * p], sizeof scores[0]);
         }
-        // Memory would be idle while the weights are computed.
-        panels.touch(next);
-        for (int64_t r = 0; r < count; r++) weigh(r, scores[r], round.first_key, panel, weights, panels.v_columns);
+        between();
+        for (int64_t r = 0; r < count; r++) weigh(r, scores[r], first_key, panel, weights, panels.v_columns);
         for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
             f32x16* sums = out + c * 2 * TILE_ROWS;
             load_sums(lower, sums, 2 * sizeof(f32x16));
@@ -54,10 +76,6 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
             store_sums(lower, sums, 2 * sizeof(f32x16));
         }
     }
-
-  private:
-    // In the layout of `to_tiles`.
-    uint32_t* queries;
 
     // Converts the scores of a row to weights relative to the largest score so far, and rescales
     // the sums of the row.

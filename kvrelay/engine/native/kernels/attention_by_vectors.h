@@ -15,22 +15,37 @@ class VectorRows : public AttentionRows<Format, R> {
     // Words of an operand.
     static constexpr int QUERY_WORDS = sizeof(Operand) / sizeof(uint32_t);
 
-    VectorRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t, uint32_t* queries,
-               f32x16* out, int64_t v_columns)
-        : Base(call, part, head, first_row, R, out, v_columns), queries((Operand*)queries) {
+    VectorRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t count,
+               uint32_t* queries, f32x16* out, int64_t v_columns)
+        : Base(call, part, head, first_row, count, out, v_columns), queries((Operand*)queries) {
         for (int r = 0; r < R; r++)
             for (int64_t k = 0; k < call.k_dim / Format::PER_WORD; k++)
                 this->queries[k * R + r] = Format::operand(this->query(r)[k]);
     }
 
     void attend(Panels<Format>& panels, const Round& round, const Round&) {
-        constexpr int64_t HALF = Panels<Format>::HALF;
         Panel<Format> panel;
         panels.find(round.first_key, round.head, panel);
+        attend(panels, panel, round.first_key);
+    }
+
+    // Attends to those of KEPT adjacent panels that any row sees.
+    void attend_kept(const Panels<Format>& panels, const Panel<Format>* panel, int64_t first_key) {
+        const int64_t last = std::min(this->last_key(), first_key + (Panels<Format>::KEPT - 1) * PANEL);
+        for (int64_t key = std::max(first_key, this->template first_key<PANEL>()); key <= last; key += PANEL)
+            attend(panels, panel[(key - first_key) / PANEL], key);
+    }
+
+  private:
+    // [k_words][R].
+    Operand* queries;
+
+    void attend(const Panels<Format>& panels, const Panel<Format>& panel, int64_t first_key) {
+        constexpr int64_t HALF = Panels<Format>::HALF;
         f32x16 scores[R][2] = {};
         multiply<Format, R>(queries, 1, R, panel.k, panels.k_words, scores);
         alignas(64) Value weights[R][PANEL];
-        const f32x16 shrink = weigh(scores, round.first_key, panel, weights);
+        const f32x16 shrink = weigh(scores, first_key, panel, weights);
         Operand prepared[WORDS_ARE_OPERANDS<Format> ? 1 : 2 * HALF * R];
         const Operand* factors = (const Operand*)weights;
         if constexpr (!WORDS_ARE_OPERANDS<Format>) {
@@ -51,10 +66,6 @@ class VectorRows : public AttentionRows<Format, R> {
                 for (int half = 0; half < 2; half++) kept[r][half] = kept[r][half] * shrink[r] + sums[r][half];
         }
     }
-
-  private:
-    // [k_words][R].
-    Operand* queries;
 
     // Converts scores to weights relative to the largest score of each row so far. Returns the
     // factors by which the earlier sums shrink.

@@ -23,12 +23,13 @@ class AttentionRows {
     }
     int64_t last_key() const { return position[count - 1]; }
 
-    void finish() const {
+    void finish() {
         for (int64_t r = 0; r < count; r++) {
+            if (rotates_back(call)) rotate_sums(r);
             Value* y = (Value*)call.y + (row[r] * call.kv_heads * call.group + query_head[r]) * call.v_dim;
             const float inverse = 1.0f / sum_of(total[r]);
             for (int64_t column = 0; column < call.v_dim; column += LANES) {
-                const f32x16 values = out[column / PANEL * 2 * MOST + 2 * r + column / LANES % 2] * inverse;
+                const f32x16 values = sums(r, column) * inverse;
                 const int64_t rest = call.v_dim - column;
                 rest >= LANES ? store(y + column, values) : store_some(y + column, values, rest);
             }
@@ -49,9 +50,10 @@ class AttentionRows {
     AttentionRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t count, f32x16* out,
                   int64_t v_columns)
         : call(call), count(count), out(out), sharpness((call.softcap > 0 ? 1.0 : call.scale) * LOG2_E) {
-        for (int64_t r = 0; r < count; r++) {
-            const int64_t token = (first_row + r) / call.group;
-            query_head[r] = head * call.group + (first_row + r) % call.group;
+        // Rows beyond `count` repeat the last one.
+        for (int64_t r = 0; r < MOST; r++) {
+            const int64_t number = first_row + std::min(r, count - 1), token = number / call.group;
+            query_head[r] = head * call.group + number % call.group;
             row[r] = part.row + token;
             position[r] = part.past + token;
             most[r] = call.sinks ? call.sinks[query_head[r]] * LOG2_E / sharpness : NEVER;
@@ -59,6 +61,18 @@ class AttentionRows {
             if (call.sinks) total[r][0] = 1;
         }
         std::fill_n(out, MOST * v_columns / LANES, f32x16{});
+    }
+
+    // The sums of a row from a column on, a multiple of 16.
+    f32x16& sums(int64_t r, int64_t column) const { return out[column / PANEL * 2 * MOST + 2 * r + column / LANES % 2]; }
+
+    void rotate_sums(int64_t r) const {
+        static thread_local Buffer<float> memory;
+        const int64_t columns = summed_columns(call);
+        float* values = memory.of(round_up(columns, LANES));
+        for (int64_t column = 0; column < columns; column += LANES) store(values + column, sums(r, column));
+        rotate(values, columns, rotated_size(call.k_dim));
+        for (int64_t column = 0; column < columns; column += LANES) sums(r, column) = load(values + column);
     }
 
     const uint32_t* query(int64_t r) const {

@@ -135,8 +135,9 @@ struct AttendCall {
     const void* q;
     // Blocks in the layout of panels.h, like v.
     const void* k;
+    // Null if V is the first v_dim values of K.
     const void* v;
-    // For INT8 and INT4 KV, else null.
+    // For INT8 and INT4 KV, else null. The scales of V that is in K are those of K.
     const uint16_t* k_scale;
     const uint16_t* v_scale;
     // [kv_heads · group] or null.

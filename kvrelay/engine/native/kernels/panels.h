@@ -13,13 +13,28 @@
 //   low bits, and i + 16 in the high bits. Of the last values, if fewer than 32, the second half is
 //   in the high bits. Keys are [bytes][group] for each group, values are [block_size][bytes] for each
 //   panel of columns.
+// - V that is the first values of K is not stored. Its panels are made from those of K
+//   (transpose.h). With int4 KV its values are rotated like the keys, and the sums are rotated back.
 #pragma once
 
 #include "buffer.h"
 #include "kernels.h"
 #include "product.h"
+#include "rotation.h"
+#include "transpose.h"
 
 inline int64_t group_of(int64_t block_size) { return block_size % PANEL ? LANES : PANEL; }
+
+// Whether V is the first values of K.
+inline bool v_in_k(const AttendCall& call) { return call.v == nullptr; }
+
+// Whether sums over V are rotated back.
+inline bool rotates_back(const AttendCall& call) { return v_in_k(call) && call.kv_dtype == INT4; }
+
+// Columns of V that are summed: whole parts of the rotation if the sums are rotated back.
+inline int64_t summed_columns(const AttendCall& call) {
+    return rotates_back(call) ? round_up(call.v_dim, rotated_size(call.k_dim)) : call.v_dim;
+}
 
 // Offsets of the keys, values and scales of a KV head in a block, in values.
 struct BlockPlace {
@@ -58,18 +73,19 @@ class Panels {
     // Opens one sequence. whole: the values of the two halves of a panel must be adjacent.
     void open(const AttendCall& attend_call, const Part& part, bool whole) {
         call = &attend_call;
-        in_order = !whole || group_of(call->block_size) == PANEL;
+        in_order = !whole || v_in_k(*call) || group_of(call->block_size) == PANEL;
         table = call->batch->tables + part.table;
         end = part.past + part.rows;
         k_words = call->k_dim / PER_WORD;
-        v_columns = round_up(call->v_dim, PANEL);
+        v_columns = round_up(summed_columns(*call), PANEL);
     }
 
     // Sets `panel` to the keys of a KV head from `first` on, a multiple of 32. A panel that the
     // product cannot read in place is copied: quantised KV, the end of the sequence, and a narrower last
-    // panel of columns.
+    // panel of columns. V that is in K is always made.
     void find(int64_t first, int64_t head, Panel<Format>& panel) {
         in_place(first) ? place(first, head, panel) : copy(first, head, panel);
+        if (v_in_k(*call)) write_v<Format>(panel.k, k_words, v_columns, put_v(first, panel));
     }
 
     // Reads the beginning of up to KEPT panels into the cache. The processor prefetches the rest of a
@@ -82,7 +98,7 @@ class Panels {
             place(first, round.head, panel);
             for (int64_t i = 0; i < LINES; i++) {
                 __builtin_prefetch((const char*)panel.k.left + i * LINE, 0, 2);
-                __builtin_prefetch((const char*)panel.v[0] + i * LINE, 0, 2);
+                if (!v_in_k(*call)) __builtin_prefetch((const char*)panel.v[0] + i * LINE, 0, 2);
             }
         }
     }
@@ -101,7 +117,8 @@ class Panels {
     }
 
     bool in_place(int64_t first) const {
-        return in_order && first + PANEL <= end && call->k_scale == nullptr && call->v_dim == v_columns;
+        const bool v_fits = v_in_k(*call) || call->v_dim == v_columns;
+        return in_order && first + PANEL <= end && call->k_scale == nullptr && v_fits;
     }
 
     void place(int64_t first, int64_t head, Panel<Format>& panel) const {
@@ -117,7 +134,7 @@ class Panels {
             int64_t offset;
             const BlockPlace place = place_of(first + half * LANES, head, offset);
             k[half] = (const Value*)call->k + place.k + key_offset(offset);
-            panel.v[half] = (const uint32_t*)((const Value*)call->v + place.v + offset * PANEL);
+            if (!v_in_k(*call)) panel.v[half] = (const uint32_t*)((const Value*)call->v + place.v + offset * PANEL);
         }
         panel.k = {k[0], k[1], group * (int64_t)sizeof(uint32_t)};
         panel.v_stride = call->block_size / PER_WORD * PANEL;
@@ -129,21 +146,26 @@ class Panels {
         return offset / group * group * call->k_dim + offset % group * PER_WORD;
     }
 
+    // Sets where V of the panel is to be in the copy. Returns the place.
+    uint32_t* put_v(int64_t first, Panel<Format>& panel) {
+        const int64_t size = PANEL / PER_WORD * v_columns;
+        uint32_t* v = (uint32_t*)v_copy.of(KEPT * size * PER_WORD) + first / PANEL % KEPT * size;
+        panel.v[0] = v;
+        panel.v[1] = v + HALF * PANEL;
+        panel.v_stride = 2 * HALF * PANEL;
+        return v;
+    }
+
     // Missing keys are zero. An earlier user of the block may have left NaN, which a weight of zero
     // would not remove.
     void copy(int64_t first, int64_t head, Panel<Format>& panel) {
-        const int64_t k_size = k_words * PANEL * PER_WORD, v_size = PANEL * v_columns, slot = first / PANEL % KEPT;
-        Value* k = k_copy.of(KEPT * k_size) + slot * k_size;
-        Value* v = v_copy.of(KEPT * v_size) + slot * v_size;
-        if (first + PANEL > end || call->v_dim != v_columns) {
-            std::fill_n(k, k_size, Value{});
-            std::fill_n(v, v_size, Value{});
-        }
-        panel = {{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
-                 {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
-                 2 * HALF * PANEL,
-                 {splat(1.0f), splat(1.0f)},
-                 {splat(1.0f), splat(1.0f)}};
+        const int64_t k_size = k_words * PANEL * PER_WORD, v_size = v_in_k(*call) ? 0 : PANEL * v_columns;
+        Value* k = k_copy.of(KEPT * k_size) + first / PANEL % KEPT * k_size;
+        Value* v = (Value*)put_v(first, panel);
+        if (first + PANEL > end) std::fill_n(k, k_size, Value{});
+        if (first + PANEL > end || call->v_dim != v_columns) std::fill_n(v, v_size, Value{});
+        panel.k = {k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)};
+        for (int half = 0; half < 2; half++) panel.k_scale[half] = panel.v_scale[half] = splat(1.0f);
         for (int half = 0; half < 2; half++) {
             const int64_t key = first + half * LANES, keys = std::min<int64_t>(LANES, end - key);
             if (keys <= 0) break;
@@ -152,24 +174,36 @@ class Panels {
             Value* k_to = k + half * LANES * PER_WORD;
             Value* v_to = v + half * LANES * PANEL;
             if (call->kv_dtype == INT4)
-                unpack_half((const uint8_t*)call->k + place.k / 2, (const uint8_t*)call->v + place.v / 2, offset, k_to, v_to);
+                copy_half<uint8_t, 2>(place, offset, keys, k_to, v_to);
             else if (call->kv_dtype == INT8)
-                copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys, k_to, v_to);
+                copy_half<int8_t, 1>(place, offset, keys, k_to, v_to);
             else
-                copy_half((const Value*)call->k + place.k, (const Value*)call->v + place.v, offset, keys, k_to, v_to);
+                copy_half<Value, 1>(place, offset, keys, k_to, v_to);
             if (call->k_scale) {
+                const uint16_t* v_scale = v_in_k(*call) ? call->k_scale : call->v_scale;
                 panel.k_scale[half] = load_most(call->k_scale + place.scale + offset, keys);
-                panel.v_scale[half] = load_most(call->v_scale + place.scale + offset, keys);
+                panel.v_scale[half] = load_most(v_scale + place.scale + offset, keys);
             }
         }
     }
 
+    template <class Stored, int packed>
+    void copy_half(const BlockPlace& place, int64_t offset, int64_t keys, Value* k_to, Value* v_to) const {
+        copy_keys((const Stored*)call->k + place.k / packed, offset, keys, k_to);
+        if (!v_in_k(*call)) copy_values((const Stored*)call->v + place.v / packed, offset, keys, v_to);
+    }
+
     template <class Stored>
-    void copy_half(const Stored* k, const Stored* v, int64_t offset, int64_t keys, Value* k_to, Value* v_to) const {
-        const int64_t group = group_of(call->block_size), size = call->block_size;
+    void copy_keys(const Stored* k, int64_t offset, int64_t keys, Value* k_to) const {
+        const int64_t group = group_of(call->block_size);
         k += key_offset(offset);
         for (int64_t word = 0; word < k_words; word++)
             convert(k + word * group * PER_WORD, k_to + word * PANEL * PER_WORD, keys * PER_WORD);
+    }
+
+    template <class Stored>
+    void copy_values(const Stored* v, int64_t offset, int64_t keys, Value* v_to) const {
+        const int64_t size = call->block_size;
         for (int64_t column = 0; column < call->v_dim; column += PANEL, v_to += PANEL * PANEL) {
             const int64_t width = std::min<int64_t>(PANEL, call->v_dim - column);
             const Stored* from = v + column * size + offset * width;
@@ -184,8 +218,8 @@ class Panels {
     }
 
     // Unpacks 16 keys of int4 KV, missing ones too: what they hold is finite, and their scale is zero.
-    void unpack_half(const uint8_t* k, const uint8_t* v, int64_t offset, Value* k_to, Value* v_to) const {
-        const int64_t group = group_of(call->block_size), size = call->block_size;
+    void copy_keys(const uint8_t* k, int64_t offset, int64_t, Value* k_to) const {
+        const int64_t group = group_of(call->block_size);
         k += offset / group * group * call->k_dim / 2 + offset % group;
         for (int64_t dim = 0; dim < call->k_dim; dim += PANEL) {
             const int64_t half = std::min<int64_t>(PANEL, call->k_dim - dim) / 2;
@@ -195,6 +229,10 @@ class Panels {
                 put_words(bytes, k_to + (dim + i) * PANEL, k_to + (dim + half + i) * PANEL);
             }
         }
+    }
+
+    void copy_values(const uint8_t* v, int64_t offset, int64_t, Value* v_to) const {
+        const int64_t size = call->block_size;
         for (int64_t column = 0; column < call->v_dim; column += PANEL, v_to += PANEL * PANEL) {
             const int64_t half = std::min<int64_t>(PANEL, call->v_dim - column) / 2;
             const uint8_t* from = v + column * size / 2 + offset * half;

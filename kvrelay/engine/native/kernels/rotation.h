@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstdint>
 
-// Multiplies a vector by the normalised Hadamard matrix, which is its own inverse. If `dim` is not a
-// power of two, each part of as many values as the largest one that divides `dim`. The order of
-// additions is that of `rotate` in quantised_kv.py.
-inline void rotate(float* values, int64_t dim) {
-    const int64_t size = dim & -dim;
+// Values that are rotated together: the largest power of two that divides `dim`.
+inline int64_t rotated_size(int64_t dim) { return dim & -dim; }
+
+// Multiplies each part of `size` values, a power of two, by the normalised Hadamard matrix, which is
+// its own inverse. The order of additions is that of `rotate` in quantised_kv.py.
+inline void rotate(float* values, int64_t dim, int64_t size) {
     for (int64_t half = 1; half < size; half *= 2)
         for (float* pair = values; pair < values + dim; pair += 2 * half)
             for (int64_t i = 0; i < half; i++) {
@@ -19,3 +20,5 @@ inline void rotate(float* values, int64_t dim) {
     const float factor = (float)(1 / std::sqrt((double)size));
     for (int64_t i = 0; i < dim; i++) values[i] *= factor;
 }
+
+inline void rotate(float* values, int64_t dim) { rotate(values, dim, rotated_size(dim)); }

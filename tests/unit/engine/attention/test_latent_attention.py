@@ -17,7 +17,7 @@ from kvrelay.engine.model.loader import load_model
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.types.kv_layout import LayerKv
 
-LATENT = LayerKv(1, 24, 16)
+LATENT = LayerKv(1, 24, 16, v_in_k=True)
 EXPANDED = LayerKv(4, 16, 12)
 PROMPTS = [[9, 4, 77, 23, 5] * 6, [3, 4, 5]]
 

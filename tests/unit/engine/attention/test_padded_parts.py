@@ -36,6 +36,7 @@ NUM_BLOCKS = 24
     softcap=st.sampled_from([None, None, 2.0]),
     with_sinks=st.booleans(),
     kv_dtype=st.sampled_from(["float32", "float32", "int8", "int4"]),
+    v_in_k=st.booleans(),
     key_bytes=st.sampled_from([1, 2000, 2**29]),
 )
 def test_equals_the_definition(
@@ -47,11 +48,14 @@ def test_equals_the_definition(
     softcap: float | None,
     with_sinks: bool,
     kv_dtype: str,
+    v_in_k: bool,
     key_bytes: int,
 ) -> None:
     query_heads, kv_heads, k_dim, v_dim = shape
     generator = torch.Generator().manual_seed(seed)
-    kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), SIZE, kv_dtype), NUM_BLOCKS)
+    v_in_k = v_in_k and v_dim <= k_dim
+    layer = LayerKv(kv_heads, k_dim, v_dim, v_in_k)
+    kv = KvPool(KvLayout((layer,), SIZE, kv_dtype), NUM_BLOCKS)
     kv.buffer.fill_(255)  # NaN, of quantised KV the scales: what nobody wrote must not be read
     free = random.Random(seed).sample(range(NUM_BLOCKS), NUM_BLOCKS)
     sinks = torch.randn(query_heads, generator=generator) if with_sinks else None
@@ -61,6 +65,7 @@ def test_equals_the_definition(
         q = torch.randn(1, query_heads, k_dim, generator=generator)
         k = torch.randn(length, kv_heads, k_dim, generator=generator)
         v = torch.randn(length, kv_heads, v_dim, generator=generator)
+        v = k[..., :v_dim] if v_in_k else v
         past = Step([0] * (length - 1), [Part(0, length - 1, 0, part.blocks)], [])
         store(kv.layers[0], torch.tensor(past.slots(SIZE), dtype=torch.long), k[:-1], v[:-1])
         parts.append(part)
@@ -70,6 +75,7 @@ def test_equals_the_definition(
                 dequantise(*quantise(tensor, STORED[kv_dtype], keys=keys), torch.float32, keys=keys)
                 for tensor, keys in ((k, True), (v, False))
             )
+            v = k[..., :v_dim] if v_in_k else v
         expected.append(naive(q, k, v, length - 1, 0.3, window, softcap, sinks))
     step = Step([0] * len(lengths), parts, [])
     width = max(len(part.blocks) for part in parts) + spare

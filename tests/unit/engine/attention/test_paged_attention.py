@@ -39,6 +39,7 @@ NUM_BLOCKS = 24
     with_sinks=st.booleans(),
     scale=st.none() | st.floats(0.05, 1.5),
     kv_dtype=st.sampled_from(["float32", "float32", "int8", "int4"]),
+    v_in_k=st.booleans(),
 )
 def test_equals_the_definition(
     seed: int,
@@ -49,10 +50,13 @@ def test_equals_the_definition(
     with_sinks: bool,
     scale: float | None,
     kv_dtype: str,
+    v_in_k: bool,
 ) -> None:
     query_heads, kv_heads, k_dim, v_dim = shape
     generator = torch.Generator().manual_seed(seed)
-    kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), BLOCK_SIZE, kv_dtype), NUM_BLOCKS)
+    v_in_k = v_in_k and v_dim <= k_dim
+    layer = LayerKv(kv_heads, k_dim, v_dim, v_in_k)
+    kv = KvPool(KvLayout((layer,), BLOCK_SIZE, kv_dtype), NUM_BLOCKS)
     kv.buffer.fill_(255)  # NaN, of quantised KV the scales: what nobody wrote must not be read
     free = list(range(NUM_BLOCKS))
     shuffle = random.Random(seed).shuffle
@@ -77,6 +81,7 @@ def test_equals_the_definition(
         q = torch.randn(new, query_heads, k_dim, generator=generator)
         k = torch.randn(past + new, kv_heads, k_dim, generator=generator)
         v = torch.randn(past + new, kv_heads, v_dim, generator=generator)
+        v = k[..., :v_dim] if v_in_k else v
         store(kv.layers[0], torch.tensor(all_slots[:past], dtype=torch.long), k[:past], v[:past])
         slots += all_slots[past:]
         new_tensors.append((q, k[past:], v[past:]))
@@ -86,6 +91,7 @@ def test_equals_the_definition(
                 dequantise(*quantise(tensor, STORED[kv_dtype], keys=keys), torch.float32, keys=keys)
                 for tensor, keys in ((k, True), (v, False))
             )
+            v = k[..., :v_dim] if v_in_k else v
         expected.append(naive(q, k, v, past, true_scale, window, softcap, sinks))
     query, key, value = (
         torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True)

@@ -22,9 +22,9 @@ DIM = st.integers(1, 9)  # odd ones too: every region must be aligned all the sa
 
 
 @given(
-    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM, DIM), min_size=1, max_size=3).map(
-        tuple
-    ),
+    layers=st.lists(
+        st.builds(LayerKv, st.integers(1, 3), DIM, DIM, st.booleans()), min_size=1, max_size=3
+    ).map(tuple),
     block_size=st.integers(1, 5),
     dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
     num_blocks=st.integers(1, 5),
@@ -36,19 +36,22 @@ def test_views_lie_where_the_layout_says(
     pool = KvPool(layout, num_blocks)
     assert pool.buffer.dtype == torch.uint8
     assert pool.buffer.shape == (layout.arena_bytes(num_blocks),)
-    views = [view for layer in pool.layers for view in layer[:2]]
+    assert [one.v is None for one in pool.layers] == [one.v_in_k for one in layers]
+    views = [view for one in pool.layers for view in (one.k, one.v) if view is not None]
     shapes = [
         (num_blocks, block_size, one.kv_heads, dim)
         for one in layers
-        for dim in (one.k_dim, one.v_dim)
+        for dim in ((one.k_dim,) if one.v_in_k else (one.k_dim, one.v_dim))
     ]
     dtypes = [TORCH_DTYPE[dtype]] * len(views)
     if dtype == "int8":
-        scales = [view for layer in pool.layers for view in layer[2:] if view is not None]
+        scales = [
+            view for one in pool.layers for view in (one.k_scale, one.v_scale) if view is not None
+        ]
         views, shapes = scales + views, [shape[:3] for shape in shapes] + shapes
         dtypes = [torch.bfloat16] * len(scales) + dtypes
     else:
-        assert all(layer[2:] == (None, None) for layer in pool.layers)
+        assert all(one.k_scale is one.v_scale is None for one in pool.layers)
     start = 0
     for view, shape, its_dtype, block_bytes in zip(
         views, shapes, dtypes, layout.region_block_bytes, strict=True
@@ -79,12 +82,20 @@ def test_layouts_that_differ_cannot_exchange_blocks() -> None:
     layouts += [
         KvLayout(layers, 4, dtype, word) for dtype in ("float32", "int8") for word in (1, 2)
     ]
+    layouts.append(KvLayout((LayerKv(2, 8, 8, v_in_k=True),), 4, "float32"))
     assert len({layout.hash("model") for layout in layouts}) == len(layouts)
+
+
+def test_layouts_that_store_v_keep_their_hash() -> None:
+    """Workers of all versions exchange blocks of them."""
+    layout = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 4, 2)), 4, "float32")
+    assert layout.hash("model") == "31cdf87aa7e1b791"
 
 
 @given(
     layers=st.lists(
-        st.builds(LayerKv, st.integers(1, 3), DIM.map(lambda n: 2 * n), DIM), min_size=1
+        st.builds(LayerKv, st.integers(1, 3), DIM.map(lambda n: 2 * n), DIM, st.booleans()),
+        min_size=1,
     ).map(tuple),
     block_size=st.sampled_from([16, 32, 48]),
     dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
@@ -97,14 +108,10 @@ def test_the_kernels_order_takes_the_same_bytes(
     assert words.region_block_bytes == tokens.region_block_bytes
     assert [region.dtype for region in words.regions] == [region.dtype for region in tokens.regions]
     for mine, its in zip(KvPool(words, 2).layers, KvPool(tokens, 2).layers, strict=True):
-        for ordered, plain in zip(mine, its, strict=True):
-            assert (ordered is None) == (plain is None)
-            if ordered is not None and plain is not None:
-                assert (
-                    ordered[1].data_ptr() - ordered.data_ptr()
-                    == plain[1].data_ptr() - plain.data_ptr()
-                )
-                assert ordered.shape[:2] == (2, plain.shape[2]), "heads come first"
+        for ordered, plain in zip(mine.regions, its.regions, strict=True):
+            block_bytes = [one[1].data_ptr() - one.data_ptr() for one in (ordered, plain)]
+            assert block_bytes[0] == block_bytes[1]
+            assert ordered.shape[:2] == (2, plain.shape[2]), "heads come first"
 
 
 def test_another_mapping_of_the_memory_file_sees_and_makes_writes() -> None:

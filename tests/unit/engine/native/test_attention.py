@@ -46,12 +46,13 @@ class Shape:
     window: int
     softcap: float
     with_sinks: bool
+    v_in_k: bool = False
 
     @property
     def layout(self) -> KvLayout:
         stored = NAMES[self.dtype] if self.kv_dtype == "auto" else self.kv_dtype
         return KvLayout(
-            (LayerKv(self.kv_heads, self.k_dim, self.v_dim),),
+            (LayerKv(self.kv_heads, self.k_dim, self.v_dim, self.v_in_k),),
             self.block_size,
             stored,
             word=4 // self.dtype.itemsize,
@@ -73,17 +74,15 @@ class Shape:
         def tensor(heads: int, dim: int) -> torch.Tensor:
             return torch.randn(tokens, heads, dim, generator=generator).to(self.dtype)
 
-        return Tensors(
-            tensor(heads, self.k_dim),
-            tensor(self.kv_heads, self.k_dim),
-            tensor(self.kv_heads, self.v_dim),
-        )
+        q, k = tensor(heads, self.k_dim), tensor(self.kv_heads, self.k_dim)
+        v = k[..., : self.v_dim] if self.v_in_k else tensor(self.kv_heads, self.v_dim)
+        return Tensors(q, k, v)
 
 
-SHAPES = st.builds(
+ANY_SHAPES = st.builds(
     Shape,
     kv_heads=st.integers(1, 3),
-    group=st.sampled_from([1, 2, 3, 4, 7, 12, 13, 16]),
+    group=st.sampled_from([1, 2, 3, 4, 7, 12, 13, 16, 25]),
     k_dim=st.sampled_from([2, 8, 24, 32, 40, 64]),
     v_dim=st.sampled_from([1, 8, 24, 32, 40, 64]),
     block_size=st.sampled_from([16, 32, 48, 64]),
@@ -92,7 +91,14 @@ SHAPES = st.builds(
     window=st.sampled_from([0, 0, 1, 5, 16, 33, 50, 140]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     with_sinks=st.booleans(),
-).filter(lambda shape: holds(shape.kv_dtype, shape.layout.layers))
+    v_in_k=st.booleans(),
+)
+SHAPES = ANY_SHAPES.filter(
+    lambda shape: (
+        holds(shape.kv_dtype, shape.layout.layers)
+        and not (shape.v_in_k and shape.v_dim > shape.k_dim)
+    )
+)
 LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(2, 1, 192, 128, 32, torch.bfloat16, "auto", 0, 0.0, False),
     Shape(2, 1, 192, 128, 16, torch.float32, "int8", 0, 0.0, False),
@@ -104,6 +110,13 @@ LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(1, 16, 576, 512, 16, torch.float32, "auto", 0, 0.0, False),
     Shape(1, 128, 576, 512, 32, torch.bfloat16, "int8", 0, 0.0, False),
     Shape(1, 4, 76, 44, 16, torch.float32, "int4", 9, 50.0, True),
+    Shape(1, 16, 576, 512, 32, torch.bfloat16, "auto", 0, 0.0, False, v_in_k=True),
+    Shape(1, 16, 576, 512, 16, torch.float32, "auto", 0, 0.0, False, v_in_k=True),
+    Shape(1, 128, 576, 512, 32, torch.bfloat16, "int8", 0, 0.0, False, v_in_k=True),
+    Shape(1, 128, 576, 512, 16, torch.bfloat16, "int4", 0, 0.0, False, v_in_k=True),
+    # The rotation mixes values of V with others.
+    Shape(1, 40, 64, 24, 32, torch.float32, "int4", 9, 50.0, True, v_in_k=True),
+    Shape(2, 100, 40, 33, 48, torch.float32, "int8", 40, 0.0, True, v_in_k=True),
 ]
 LENGTHS = st.lists(st.integers(1, 90) | st.integers(120, 270), min_size=1, max_size=3)
 
@@ -116,12 +129,8 @@ def definition(shape: Shape, sequence: Tensors) -> torch.Tensor:
         seen &= tokens[None, :] > tokens[:, None] - shape.window
     k, v = sequence.k, sequence.v
     if shape.kv_dtype != "auto":
-        k, v = (
-            dequantise(
-                *quantise(tensor, STORED[shape.kv_dtype], keys=keys), torch.float64, keys=keys
-            )
-            for tensor, keys in ((k, True), (v, False))
-        )
+        k = after_rounding(k, shape, keys=True)
+        v = k[..., : shape.v_dim] if shape.v_in_k else after_rounding(v, shape, keys=False)
     k, v = (tensor.double().repeat_interleave(shape.group, dim=1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", sequence.q.double(), k) * shape.k_dim**-0.5
     if shape.softcap:
@@ -131,6 +140,12 @@ def definition(shape: Shape, sequence: Tensors) -> torch.Tensor:
     if shape.sinks is not None:
         total = total + shape.sinks.double().exp()[:, None, None]
     return torch.einsum("hqk,khd->qhd", weights / total, v)
+
+
+def after_rounding(vectors: torch.Tensor, shape: Shape, *, keys: bool) -> torch.Tensor:
+    """Vectors as quantised KV holds them, in float64."""
+    stored = quantise(vectors, STORED[shape.kv_dtype], keys=keys)
+    return dequantise(*stored, torch.float64, keys=keys)
 
 
 class Arena:
@@ -262,31 +277,29 @@ def test_stored_values_are_in_the_order_that_the_layout_says(
         )
         for block in table
     ]
-    values = [
-        torch.stack(
-            [values_of(head, shape.v_dim // packed, size, word, panel) for head in layer.v[block]],
-            1,
-        )
-        for block in table
-    ]
-    found = [torch.cat(one)[:length] for one in (keys, values)]
-    if shape.kv_dtype != "auto":
-        assert layer.k_scale is not None
-        assert layer.v_scale is not None
-        for tensor, stored, scales, is_keys in zip(
-            (sequence.k, sequence.v),
-            found,
-            (layer.k_scale, layer.v_scale),
-            (True, False),
-            strict=True,
-        ):
-            wanted, wanted_scale = quantise(tensor, STORED[shape.kv_dtype], keys=is_keys)
-            assert torch.equal(stored, wanted)
-            assert torch.equal(scales[table].transpose(1, 2).flatten(0, 1)[:length], wanted_scale)
-    else:
-        assert torch.equal(found[0], sequence.k)
-        assert torch.equal(found[1], sequence.v)
+    stored = [(sequence.k, torch.cat(keys), layer.k_scale, True)]
+    assert (layer.v is None) == shape.v_in_k
+    if layer.v is not None:
+        values = [
+            torch.stack(
+                [values_of(head, shape.v_dim // packed, size, word, panel) for head in one], 1
+            )
+            for one in layer.v[table]
+        ]
+        stored.append((sequence.v, torch.cat(values), layer.v_scale, False))
+    for tensor, found, scales, is_keys in stored:
+        if scales is None:
+            assert torch.equal(found[:length], tensor)
+            continue
+        wanted, wanted_scale = quantise(tensor, STORED[shape.kv_dtype], keys=is_keys)
+        assert torch.equal(found[:length], wanted)
+        assert torch.equal(scales[table].transpose(1, 2).flatten(0, 1)[:length], wanted_scale)
     layout = shape.layout
+    vectors = (shape.k_dim,) if shape.v_in_k else (shape.k_dim, shape.v_dim)
+    width = 8 if shape.kv_dtype == "int8" else 4 if packed == 2 else 8 * shape.dtype.itemsize
+    scale_bits = 0 if shape.kv_dtype == "auto" else 16
+    token_bits = sum(dim * width + scale_bits for dim in vectors) * shape.kv_heads
+    assert 8 * layout.block_bytes == token_bits * size
     changed = int((arena.kv.buffer != before).sum())
     assert changed <= length * layout.block_bytes // size, "more was written than these tokens' KV"
 
@@ -312,8 +325,12 @@ def values_of(head: torch.Tensor, dim: int, size: int, word: int, panel: int) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
-def test_what_is_no_number_stays_visible_in_its_sequence(dtype: torch.dtype, kv_dtype: str) -> None:
-    shape = Shape(1, 2, 8, 32, 16, dtype, kv_dtype, 0, 0.0, False)
+@pytest.mark.parametrize("v_in_k", [False, True])
+def test_what_is_no_number_stays_visible_in_its_sequence(
+    dtype: torch.dtype, kv_dtype: str, v_in_k: bool
+) -> None:
+    v_dim = 4 if v_in_k else 32
+    shape = Shape(1, 2, 8, v_dim, 16, dtype, kv_dtype, 0, 0.0, False, v_in_k)
     good, bad = shape.sequence(40, 0), shape.sequence(40, 1)
     bad.k[35, 0, 3] = torch.nan
     found = Arena(shape, [good, bad], 0).run(7)

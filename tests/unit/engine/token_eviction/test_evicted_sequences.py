@@ -95,8 +95,8 @@ class Evicted:
         self.moved += len(plan.moves)
 
     def memory(self, block: int) -> torch.Tensor:
-        layers = self.runner.kv.layers
-        return torch.cat([one[block].flatten().float() for layer in layers for one in layer[:2]])
+        stored = [one for layer in self.runner.kv.layers for one in (layer.k, layer.v)]
+        return torch.cat([one[block].flatten().float() for one in stored if one is not None])
 
 
 def expected(folder: Path, tokens: Sequence[int], gone: dict[int, int]) -> torch.Tensor:
