@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 from kvrelay.engine.sampling.grammar import COMPILER, SMALL, GrammarCompiler
-from kvrelay.engine.sampling.grammar_time import GrammarTime
+from kvrelay.engine.sampling.grammar_time import TOKEN_S, GrammarTime, too_slow
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.engine.sampling.matcher import Compiled, Matcher
 from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import Guidance
 
 # Compiled grammars that are kept, and bytes of their sources. A compiled grammar takes up to 400
-# times its source, and up to 20 MB more for what it remembers.
+# times its source, and up to 20 MiB more for what it remembers.
 MAX_COMPILED, MAX_SOURCES = 32, 2**18
 # Tokens of answers after which a grammar is compiled again for the next answer, so that it forgets.
 MOST_TOKENS = 4096
@@ -70,7 +71,12 @@ class Grammars:
         with self._lock:
             allowance = self._allowances[tenant]
         matcher = Matcher(compiled, width, prompt_len, self._eos_token_ids, allowance)
-        matcher.replay(token_ids)
+        for end in range(prompt_len + 1, len(token_ids) + 1):
+            began = time.thread_time()
+            matcher.advance(token_ids, end)
+            seconds = time.thread_time() - began
+            if not allowance.take(seconds - TOKEN_S):
+                raise too_slow(seconds)
         return matcher
 
     def close(self) -> None:

@@ -6,17 +6,19 @@ on another worker, after a preemption, and after rejected drafts.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from kvrelay.engine.sampling.grammar import refusal
-from kvrelay.engine.sampling.grammar_time import TOKEN_S, GrammarTime, too_slow
 from kvrelay.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from kvrelay.engine.sampling.grammar_time import GrammarTime
 
 
 class Compiled:
@@ -61,18 +63,14 @@ class Matcher:
         # Number of tokens of the sequence that the state includes, with the prompt's.
         self._seen = prompt_len
 
-    def replay(self, token_ids: Sequence[int]) -> None:
-        """Takes in the answer so far. `token_ids` begins with the prompt.
-
-        One token at a time, since a call keeps all other threads waiting. Raises InvalidArgument as
-        `advance` does, and when the tenant's time is over.
+    def advance(self, token_ids: Sequence[int], end: int) -> None:
+        """Takes in the tokens of the sequence before `end`, one at a time, since a call keeps all
+        other threads waiting. Raises InvalidArgument for a token that does not follow the grammar.
         """
-        for end in range(self._seen + 1, len(token_ids) + 1):
-            began = time.thread_time()
-            self._advance(token_ids, end)
-            seconds = time.thread_time() - began
-            if not self.allowance.take(seconds - TOKEN_S):
-                raise too_slow(seconds)
+        while self._seen < end:
+            self._take(token_ids, self._seen)
+            self._seen += 1
+            self._compiled.num_tokens += 1
 
     def fill(
         self, masks: NDArray[np.int32], token_ids: Sequence[int], num_draft: int = 0
@@ -87,7 +85,7 @@ class Matcher:
         end = len(token_ids) - num_draft
         place = 0
         try:
-            self._advance(token_ids, end)
+            self.advance(token_ids, end)
             with self._restored() as drafts:
                 self._write(masks[0], token_ids, end)
                 for place, draft in enumerate(token_ids[end:], 1):
@@ -99,13 +97,6 @@ class Matcher:
         except InvalidArgument as error:
             return place, error
         return None
-
-    def _advance(self, token_ids: Sequence[int], end: int) -> None:
-        """Takes in the tokens of the sequence before `end`. Raises what `_take` raises."""
-        while self._seen < end:
-            self._take(token_ids, self._seen)
-            self._seen += 1
-            self._compiled.num_tokens += 1
 
     def _take(self, token_ids: Sequence[int], place: int) -> None:
         """Takes in one token, after those before it. Raises InvalidArgument if it does not follow
