@@ -59,5 +59,10 @@ class GuidedStarts:
     def _open(self, spec: SequenceSpec) -> Matcher:
         assert spec.sampling.guidance is not None, "only sequences with guidance are added"
         return self._runner.grammars.open(
-            spec.sampling.guidance, spec.token_ids, spec.prompt_len, spec.salt, spec.tenant
+            spec.sampling.guidance,
+            spec.token_ids,
+            spec.prompt_len,
+            spec.salt,
+            spec.tenant,
+            spec.sampling.max_tokens,
         )

@@ -431,8 +431,8 @@ MUTANTS = (
     Mutant(
         "a tenant is charged for the masks of a step",
         "kvrelay/engine/sampling/token_masks.py",
-        "if not allowance.take(sum(seconds for *_, seconds in sequences) - usual * masks):",
-        "if False:",
+        "granted = spent[matcher.allowance].add(seconds)",
+        "granted = True",
         (
             "unit/engine/sampling/test_guidance.py::"
             "test_answers_of_one_tenant_have_no_more_time_than_one_and_others_go_on",
@@ -441,8 +441,8 @@ MUTANTS = (
     Mutant(
         "the time of a tenant's grammars comes back",
         "kvrelay/engine/sampling/grammar_time.py",
-        "self._left + REFILL * (now - self._at)",
-        "self._left",
+        "self._left + REFILL * (now - self._at)) - seconds",
+        "self._left) - seconds",
         (
             "unit/engine/sampling/test_guidance.py::"
             "test_the_time_beyond_the_usual_is_bounded_and_comes_back",

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from kvrelay.engine.sampling.grammar import refusal
 from kvrelay.errors import InvalidArgument
 
-# What is usual, in seconds of processor time, and free: for each mask and each call, and for each
-# token that is taken in without a mask. A mask usually takes 0.02 to 0.2 ms.
+# What is usual, in seconds of processor time, and free: for each mask, for each step or call, and
+# for each token that is taken in without a mask. A mask usually takes 0.02 to 0.2 ms.
 MASK_S, CALL_S, TOKEN_S = 0.0005, 0.005, 0.00005
 # What a tenant's grammars may take beyond that at once, and the share of the time by which it
 # comes back.
@@ -24,20 +24,39 @@ class GrammarTime:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Below zero after a call that took more than was left.
         self._left = STORE_S
         self._at = clock()
         self._lock = threading.Lock()
 
     def take(self, seconds: float) -> bool:
-        """Takes time beyond the usual. Returns False if there is not so much left."""
-        if seconds <= 0:
-            return True
+        """Takes time beyond the usual. Returns whether any is left, or none was taken."""
         with self._lock:
             now = self._clock()
-            self._left = min(STORE_S, self._left + REFILL * (now - self._at))
+            self._left = min(STORE_S, self._left + REFILL * (now - self._at)) - seconds
             self._at = now
-            self._left = max(0.0, self._left - seconds)
-            return self._left > 0
+            return seconds == 0 or self._left > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time beyond the usual is left."""
+        self.take(0)
+        return self._left <= 0
+
+
+class Spending:
+    """What the grammars of one tenant take in one step or call."""
+
+    def __init__(self, allowance: GrammarTime, usual_s: float) -> None:
+        """usual_s: seconds that are free."""
+        self._allowance = allowance
+        self._free = usual_s
+
+    def add(self, seconds: float) -> bool:
+        """Adds time as it is taken. Returns False if the tenant may not take that."""
+        over = max(0.0, seconds - self._free)
+        self._free = max(0.0, self._free - seconds)
+        return self._allowance.take(over)
 
 
 def too_slow(seconds: float) -> InvalidArgument:

@@ -6,6 +6,7 @@ on another worker, after a preemption, and after rejected drafts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ class Compiled:
         remembered too much. Raises InvalidArgument.
         """
         self.build = build
-        # Tokens that its answers have taken in.
+        # The most tokens that its answers have together.
         self.num_tokens = 0
         self._begin = build()
 
@@ -70,7 +71,6 @@ class Matcher:
         while self._seen < end:
             self._take(token_ids, self._seen)
             self._seen += 1
-            self._compiled.num_tokens += 1
 
     def fill(
         self, masks: NDArray[np.int32], token_ids: Sequence[int], num_draft: int = 0
@@ -126,15 +126,22 @@ class Matcher:
             raise refusal("the grammar allows no further token")
 
     def _renew(self, token_ids: Sequence[int], end: int) -> None:
-        """Compiles the grammar again and takes in the tokens before `end`. What a grammar has
-        remembered of other answers counts for its limits, too, and must not end this one.
+        """Compiles the grammar again, for this answer alone, and takes in the tokens before `end`.
+        What a grammar has remembered, also of other answers, counts for its limits, and must not
+        end this one. Raises InvalidArgument if it cannot go on, and if the tenant's time is over.
         """
+        if self.allowance.is_over:
+            raise refusal(
+                "it has to be compiled again, and the tenant's grammars have taken all of the time "
+                "that they may; use shorter patterns"
+            )
+        self._compiled.num_tokens = sys.maxsize
         self._compiled = Compiled(self._compiled.build)
         self._state = self._compiled.copy()
         answer = list(token_ids[self._prompt_len : end])
-        self._state.try_consume_tokens(answer)
-        self._compiled.num_tokens = len(answer)
-        self._check()
+        if self._state.try_consume_tokens(answer) < len(answer):
+            self._check()
+            raise refusal("the answer so far is too long for it; use shorter patterns")
 
     def _check(self) -> None:
         """Raises InvalidArgument if the state is of no use any more."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvrelay.engine.base.device import to_device
-from kvrelay.engine.sampling.grammar_time import CALL_S, MASK_S, GrammarTime, too_slow
+from kvrelay.engine.sampling.grammar_time import CALL_S, MASK_S, Spending, too_slow
 from kvrelay.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -70,36 +70,20 @@ def token_masks(requests: Sequence[SampleRequest]) -> TokenMasks | None:
     matchers = [request.matcher for request in requests if request.matcher is not None]
     words = np.full((len(rows), matchers[0].width), -1, np.int32)
     failed: dict[int, InvalidArgument] = {}
-    # Of each tenant: for each sequence its first row, its number of masks and their time.
-    spent: defaultdict[GrammarTime, list[tuple[int, int, float]]] = defaultdict(list)
+    masks = Counter(matcher.allowance for matcher in matchers)
+    spent = {one: Spending(one, CALL_S + MASK_S * count) for one, count in masks.items()}
     for matcher, group in groupby(range(len(rows)), key=matchers.__getitem__):
         places = list(group)
         last = requests[rows[places[-1]]]
         began = time.thread_time()
         fault = matcher.fill(words[places[0] : places[-1] + 1], last.token_ids, len(places) - 1)
         seconds = time.thread_time() - began
-        if fault is None:
-            spent[matcher.allowance].append((places[0], len(places), seconds))
-        else:
+        # Charged at once, so that the sequences after it do not take what is gone.
+        granted = spent[matcher.allowance].add(seconds)
+        if fault is None and not granted and seconds > MASK_S * len(places):
+            fault = 0, too_slow(seconds / len(places))
+        if fault is not None:
             place, error = fault
-            failed[places[place]] = error
-    for allowance, sequences in spent.items():
-        for first, seconds in _over(allowance, sequences):
-            failed[first] = too_slow(seconds)
-    for place in failed:
-        words[place] = -1
-    return TokenMasks(rows, words, {rows[place]: error for place, error in failed.items()})
-
-
-def _over(
-    allowance: GrammarTime, sequences: Sequence[tuple[int, int, float]]
-) -> Iterator[tuple[int, float]]:
-    """Charges a tenant for the masks of a step. If they took more than the tenant may take, yields
-    the sequences that took more than usual: the first row of each, and its seconds for a mask.
-    """
-    masks = sum(count for _, count, _ in sequences)
-    usual = MASK_S + CALL_S / masks
-    if not allowance.take(sum(seconds for *_, seconds in sequences) - usual * masks):
-        for first, count, seconds in sequences:
-            if seconds > usual * count:
-                yield first, seconds / count
+            failed[rows[places[place]]] = error
+            words[places[place]] = -1
+    return TokenMasks(rows, words, failed)

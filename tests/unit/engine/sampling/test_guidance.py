@@ -33,7 +33,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import guidance as grammars_module
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.grammar import COMPILER, GrammarCompiler
-from kvrelay.engine.sampling.grammar_time import REFILL, STORE_S, GrammarTime
+from kvrelay.engine.sampling.grammar_time import REFILL, STORE_S, GrammarTime, Spending
 from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.engine.sampling.token_masks import token_masks, unpacked
@@ -244,14 +244,19 @@ TILDE = 99
 def test_the_time_beyond_the_usual_is_bounded_and_comes_back() -> None:
     clock = ManualClock(0.0)
     allowance = GrammarTime(clock.now)
-    assert allowance.take(-1.0)
-    assert allowance.take(STORE_S / 2)
-    assert not allowance.take(STORE_S)
+    spent = Spending(allowance, 1.0)
+    assert spent.add(0.75)
+    assert spent.add(0.25 + STORE_S / 2)
+    assert not spent.add(STORE_S)
     # What is usual is still free.
-    assert allowance.take(0.0)
-    assert not allowance.take(0.001)
+    assert Spending(allowance, 1.0).add(1.0)
+    assert not Spending(allowance, 1.0).add(1.001)
+    assert allowance.is_over
+    # What was taken beyond it is paid back first.
     clock.advance(STORE_S / REFILL / 2)
-    assert allowance.take(STORE_S / 4)
+    assert allowance.is_over
+    clock.advance(STORE_S / REFILL)
+    assert allowance.take(STORE_S / 2)
     clock.advance(1e6)
     assert not allowance.take(STORE_S)
 
