@@ -19,7 +19,7 @@ from kvrelay.types.requests import Guidance
 COMPILER = f"llguidance {version('llguidance')}"
 # llguidance's own limits allow a grammar to take seconds and hundreds of megabytes.
 LIMITS = LLParserLimits(
-    initial_lexer_fuel=50_000,
+    initial_lexer_fuel=200_000,
     step_lexer_fuel=200_000,
     step_max_items=10_000,
     max_items_in_row=10_000,

@@ -329,6 +329,27 @@ def test_what_a_grammar_remembers_of_other_answers_ends_none(
                 matcher = grammars.open(guidance, tokens, len(PROMPT), "x")
 
 
+@pytest.mark.parametrize("source", [r"[ -~]*e[ -~]{300}x[ -~]*", r"(\w{1,20} ){1,300}x"])
+def test_an_answer_goes_on_from_any_place_with_the_same_choice(
+    runner: ModelRunner, source: str
+) -> None:
+    """On a worker whose grammar remembers nothing."""
+    guidance, random, tokens = Guidance("regex", source), Random(0), list(PROMPT)
+    mask = np.empty((1, -(-VOCAB // 32)), np.int32)
+    matcher = runner.grammars.open(guidance, tokens, len(PROMPT), "whole", max_tokens=400)
+    for place in range(250):
+        assert matcher.fill(mask, tokens) is None, place
+        if place % 10 == 0:
+            other = np.empty_like(mask)
+            fresh = runner.grammars.open(
+                guidance, tokens, len(PROMPT), f"cut {place}", max_tokens=400
+            )
+            assert fresh.fill(other, tokens) is None, place
+            assert np.array_equal(mask, other)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        tokens.append(random.choice([one for one in allowed.tolist() if one != EOS]))
+
+
 def test_a_row_whose_tokens_break_the_grammar_fails_alone(runner: ModelRunner) -> None:
     sampling = params(Guidance("regex", "[a-c]{4}"), temperature=0.0)
     good = request(runner, sampling, list(PROMPT), len(PROMPT))
@@ -395,7 +416,7 @@ HOSTILE = {
     "long pattern": Guidance("regex", "a?" * 30000),
     "pattern in a schema": json_schema({"type": "string", "pattern": "^" + "(a|b)?" * 9000}),
     "long constant": json_schema({"const": "x" * 60000}),
-    "large enum": json_schema({"enum": list(range(10000))}),
+    "large enum": json_schema({"enum": list(range(40000))}),
     "many properties": json_schema({"properties": {f"p{n}": {} for n in range(4000)}}),
     "doubling": Guidance(
         "lark", 'start: A30\nA0: "a"?\n' + "\n".join(f"A{n + 1}: A{n} A{n}" for n in range(30))
