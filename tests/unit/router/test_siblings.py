@@ -120,7 +120,8 @@ async def test_one_that_does_not_answer_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes | None, hangs: bool
 ) -> None:
     """It hangs or ends at once or in the middle, says something else, or breaks the connection."""
-    monkeypatch.setattr(siblings, "ANSWER_S", 0.2)
+    # The other one must answer in time on a busy machine.
+    monkeypatch.setattr(siblings, "ANSWER_S", 3.0 if hangs else 30.0)
     places = [Place(tmp_path, number, 3) for number in range(3)]
     asking, answering = Siblings(places[0]), Siblings(places[2])
     answering.answer("name", echo)
