@@ -315,6 +315,8 @@ def test_what_a_grammar_remembers_of_other_answers_ends_none(
     """Otherwise the limits of the library, which count it, refuse what they accepted before."""
     grammars, random, guidance = runner.grammars, Random(0), Guidance("regex", source)
     mask = np.empty((1, -(-VOCAB // 32)), np.int32)
+    # It shares the grammar with the first answers, and goes on when they have filled it.
+    early = grammars.open(guidance, PROMPT, len(PROMPT), "x")
     for number in range(150):
         tokens = list(PROMPT)
         matcher = grammars.open(guidance, tokens, len(PROMPT), "x")
@@ -327,6 +329,7 @@ def test_what_a_grammar_remembers_of_other_answers_ends_none(
             if number % 2 and place == 30:
                 # It continues on another worker.
                 matcher = grammars.open(guidance, tokens, len(PROMPT), "x")
+    assert early.fill(mask, tokens) is None
 
 
 @pytest.mark.parametrize("source", [r"[ -~]*e[ -~]{300}x[ -~]*", r"(\w{1,20} ){1,300}x"])
