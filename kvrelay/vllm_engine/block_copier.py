@@ -43,11 +43,8 @@ class BlockCopier:
     def __init__(self, kv_caches: Mapping[str, torch.Tensor], staging: KvPool) -> None:
         # [blocks, values of a block] for each layer.
         self._caches = [tensor.flatten(1) for tensor in kv_caches.values()]
-        self._staging = [
-            (layer.k.flatten(1), layer.v.flatten(1))
-            for layer in staging.layers
-            if layer.v is not None
-        ]
+        # K and V of each layer.
+        self._staging = [[one.flatten(1) for one in layer.regions] for layer in staging.layers]
 
     def save(self, blocks: Sequence[int], staging: Sequence[int]) -> None:
         """Copies vLLM's `blocks` to the staging blocks of the same place."""

@@ -250,8 +250,8 @@ class _Batch:
             self._wrappers[kind] = self._new_wrapper(kind)
             self._plan(kind, self._wrappers[kind])
         q = query[0].transpose(0, 1).contiguous()  # [T, Hq, D]
-        kv = layer.k, layer.k if layer.v is None else layer.v
-        out: torch.Tensor = self._wrappers[kind].run(q, kv, out=torch.empty_like(q))
+        # K and V: KV with scales, and V that is in K, are refused.
+        out: torch.Tensor = self._wrappers[kind].run(q, layer.regions, out=torch.empty_like(q))
         return out[None]
 
     def _plan(self, kind: _Kind, wrapper: Any) -> None:

@@ -90,7 +90,8 @@ def overflows(loaded: LoadedModel, layers: list[Layer], step: StepAdapters, slot
         # False for NaN, too.
         found.append(bool((output.abs() < _LARGEST).all()))
 
-    with _hooks(layer.module.register_forward_hook(note) for layer in layers):
+    modules = {layer.module for layer in layers}
+    with _hooks(module.register_forward_hook(note) for module in modules):
         logits = _trial_logits(loaded, step, slot)
     return not (all(found) and logits.isfinite().all())
 

@@ -1,4 +1,4 @@
-"""How much of a worker's time the grammars of one tenant may take. Pure."""
+"""How much of a worker's time the grammars of one tenant may take."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,10 +139,10 @@ class Matcher:
         self._compiled.num_tokens = sys.maxsize
         self._compiled = Compiled(self._compiled.build)
         self._state = self._compiled.copy()
-        answer = list(token_ids[self._prompt_len : end])
-        if self._state.try_consume_tokens(answer) < len(answer):
-            self._check()
-            raise refusal("the answer so far is too long for it; use shorter patterns")
+        for token in islice(token_ids, self._prompt_len, end):
+            if not self._state.try_consume_tokens([token]):
+                self._check()
+                raise refusal("the answer so far is too long for it; use shorter patterns")
 
     def _check(self) -> None:
         """Raises InvalidArgument if the state is of no use any more."""
