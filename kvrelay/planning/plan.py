@@ -314,9 +314,9 @@ def _notes(question: Question, kv: KvSize, longest: int) -> list[str]:
     compact = KvSize(question.model.shape, kv.dtype, "compact")
     if "latent" in kinds and kv.form == "native" and kv.degree > 1:
         found.append(
-            "kvrelay's engine keeps expanded K and V of latent attention, since devices share the "
-            f"layers; each latent vector once takes {kib(compact.bytes_per_token)} per token "
-            "(--kv-form compact)"
+            "with several devices kvrelay's engine keeps expanded K and V of latent attention: "
+            f"{kib(kv.bytes_per_token)} per token of a worker, and contexts and users are counted "
+            f"so. The latent vectors take {kib(compact.bytes_per_token)} (--kv-form compact)"
         )
     windows = any(layer.window for layer in question.model.shape.layers)
     if windows and kv.form == "native" and not (kv.is_cpu and kv.degree == 1):
