@@ -56,7 +56,7 @@ class GuidanceCheck:
         reason = self._known.get(key)
         if reason is None:
             cost = len(guidance.source)
-            reason = await self._threads.run(tenant, cost, lambda: self._reason(guidance))
+            reason = await self._threads.run(tenant, cost, lambda: self._reason(key, guidance))
         self._known[key] = reason
         self._known.move_to_end(key)
         while len(self._known) > MAX_KNOWN:
@@ -69,9 +69,15 @@ class GuidanceCheck:
         self._threads.close()
         await asyncio.to_thread(self._trial.close)
 
-    def _reason(self, guidance: Guidance) -> str:
+    def _reason(self, key: bytes, guidance: Guidance) -> str:
+        """Returns why the guidance is not accepted, or nothing. Runs in the thread."""
+        # A request that waited before this one may have had the same guidance.
+        if (reason := self._known.get(key)) is not None:
+            return reason
         try:
             self._trial.check(guidance)
+            reason = ""
         except InvalidArgument as error:
-            return error.message
-        return ""
+            reason = error.message
+        self._known[key] = reason
+        return reason

@@ -98,6 +98,30 @@ async def test_a_check_is_done_once_and_blocks_no_loop(
     assert len(check._known) == 1
 
 
+async def test_a_burst_of_first_requests_is_tried_out_once(
+    check: GuidanceCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    go_on = threading.Event()
+
+    def slow(trial: GrammarTrial, guidance: Guidance) -> None:
+        asked.append(guidance.source)
+        assert go_on.wait(60)
+        raise InvalidArgument("no", field="guidance")
+
+    monkeypatch.setattr(GrammarTrial, "check", slow)
+    requests = [
+        asyncio.create_task(check.check(Guidance("regex", "new"), Tenant(str(n % 3)), ""))
+        for n in range(20)
+    ]
+    await asyncio.sleep(0)
+    requests[0].cancel()  # whoever asked first may leave
+    go_on.set()
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert [str(one) for one in results[1:]] == ["no"] * 19
+    assert asked == ["new"]
+
+
 async def test_tenants_take_turns(check: GuidanceCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     go_on = threading.Event()
