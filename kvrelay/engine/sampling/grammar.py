@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +42,8 @@ _MAX_INTEGER = 2**53
 SMALL = Guidance("json_schema", '{"type": "object"}', COMPILER)
 # Characters of llguidance's reason in an error.
 _MAX_REASON = 300
+# How llguidance writes a place in a grammar, and how a line of the grammar that it shows begins.
+_PLACE, _QUOTED = re.compile(r"(?:at )?(\d+)\((\d+)\): "), re.compile(r" *\d+ \| ")
 
 
 class GrammarCompiler:
@@ -65,9 +69,9 @@ class GrammarCompiler:
         try:
             matcher = LLMatcher(tokenizer, _grammar(guidance), log_level=0, limits=LIMITS)
         except ValueError as error:
-            raise refusal(str(error)) from error
+            raise refusal(_explained(str(error), guidance)) from error
         if matcher.is_error():
-            raise refusal(matcher.get_error())
+            raise refusal(_explained(matcher.get_error(), guidance))
         return matcher
 
     @property
@@ -109,12 +113,36 @@ def refusal(reason: str) -> InvalidArgument:
     return InvalidArgument(f"guidance is not accepted: {line:.{_MAX_REASON}}", field="guidance")
 
 
+def _explained(reason: str, guidance: Guidance) -> str:
+    """Returns llguidance's reason why it does not compile a grammar, as the grammar's author needs
+    it: without quotations, which are unreadable in one line, and with what to do.
+    """
+    lines = itertools.takewhile(lambda line: not _QUOTED.match(line), reason.splitlines())
+    reason = "\n".join(lines)
+    before, found, quoted = reason.partition("regex parse error:\n")
+    if found:
+        reason = f"{before}regular expression: {quoted.rpartition('error: ')[2]}"
+    if guidance.kind == "regex":
+        # llguidance makes a grammar of the expression. What comes first is of that grammar.
+        reason = reason.rpartition("(in regex): ")[2]
+    if (place := _PLACE.match(reason)) is not None:
+        reason = f"line {place[1]}, column {place[2]}: {reason[place.end() :]}"
+    if guidance.kind == "lark" and "::=" in guidance.source:
+        reason += "; rules are written as in Lark, name: ..., not name ::= ..."
+    if "too big" in reason:
+        reason += "; use fewer or simpler rules, patterns and limits of numbers"
+    return reason
+
+
 def exact_json(source: str) -> Any:
     """Returns the JSON value of a schema. Raises ValueError for invalid JSON, and for a schema that
     llguidance would take for another: with an integer that it would replace, or with two parts of
     the same $id.
     """
-    schema = json.loads(source, parse_int=_exact)
+    try:
+        schema = json.loads(source, parse_int=_exact)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the schema is not JSON: {error}") from error
     check_ids(schema)
     return schema
 
@@ -139,7 +167,8 @@ def _grammar(guidance: Guidance) -> str:
     """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON."""
     match guidance.kind:
         case "json_schema":
-            exact_json(guidance.source)
+            if not isinstance(exact_json(guidance.source), dict):
+                raise ValueError("the schema is not a JSON object")
             # A schema may contain options for llguidance. None of them may drop keywords.
             return LLMatcher.grammar_from_json_schema(
                 guidance.source,

@@ -15,10 +15,10 @@ from kv_transfer.transport_selection import choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, KvRelayError, ModelRefused, Unavailable, Unimplemented
+from kvrelay.launch.checks.engine_check import check_engine
 from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.checks.port_check import check_ports
 from kvrelay.launch.checks.process_limit import check_processes
-from kvrelay.launch.checks.vllm_check import check_vllm
 from kvrelay.models.adapters.adapter_reading import read_in_time
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
@@ -91,8 +91,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(_check_gpus, config, machine)
     # Last, since it takes seconds.
     for one in config.served:
-        if one.decode.engine == "vllm":
-            yield partial(check_vllm, one)
+        yield partial(check_engine, one)
 
 
 def _check_kv(pools: tuple[PoolMemory, ...]) -> None:

@@ -110,7 +110,7 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
     if use is None or use.mode != "required":
         return None
     if _are_long(use):
-        raise _too_long("tool_choice")
+        raise _too_long("tools")
     definitions = _definitions(use)
     if use.named is not None:
         names = [one["function"]["name"] for one in use.tools]
@@ -194,8 +194,8 @@ def _definitions(use: ToolUse) -> dict[str, Any]:
 
 
 def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:
-    """Returns the only grammar that the request gives, with the field that gives it: the use of
-    tools, or a field of `formats`. Raises InvalidArgument for several.
+    """Returns the only grammar that the request gives, with the field that gives it: tools, or a
+    field of `formats`. Raises InvalidArgument for several.
 
     In the APIs of OpenAI and Anthropic, the format is that of texts, so it has no effect on an
     answer that has to consist of calls. vLLM's structured_outputs is the format of all answers.
@@ -211,6 +211,8 @@ def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str,
             f"{' and '.join(found)} each prescribe the answer; give one of them",
             field=next(reversed(found)),
         )
+    if calls in found.values():
+        return "tools", calls
     return next(iter(found.items()), ("", None))
 
 

@@ -36,8 +36,13 @@ async def test_what_cannot_be_followed_is_refused_with_the_reason(check: Guidanc
     for guidance, reason in (
         (Guidance("json_schema", '{"type": "strng"}'), "Invalid type: strng"),
         (Guidance("json_schema", '{"not": {}}'), "not"),
-        (Guidance("regex", "("), "invalid regex"),
-        (Guidance("lark", "start: b"), "unknown name"),
+        (Guidance("json_schema", '{"pattern": "a(b"}'), ": regular expression: unclosed group$"),
+        (Guidance("json_schema", '{"type": '), "is not JSON: .*line 1 column 10"),
+        (Guidance("json_schema", "[]"), "is not a JSON object"),
+        (Guidance("regex", "a\nb("), ": regular expression: unclosed group$"),
+        (Guidance("regex", r"a\b"), ": lookarounds not supported"),
+        (Guidance("lark", 'start: a\na: "c" d'), ': line 2, column 4: unknown name: "d"$'),
+        (Guidance("lark", 'root ::= "a"'), "as in Lark, name: ..., not name ::="),
     ):
         with pytest.raises(InvalidArgument, match=reason) as caught:
             await check.check(guidance, ANONYMOUS, "")

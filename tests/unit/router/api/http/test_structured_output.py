@@ -167,7 +167,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
                 ],
                 "tool_choice": "required",
             },
-            "tool_choice",
+            "tools",
         ),
     ],
 )
