@@ -22,7 +22,7 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Folder, config.json, Hugging Face hub id, or a name of the built-in table such as "
-        "llama-3.1-8b.",
+        "llama-3.1-8b; an unknown name, such as list, prints the known ones.",
     ),
 ]
 DeviceName = Annotated[
