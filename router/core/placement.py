@@ -83,9 +83,7 @@ class Placement:
                 effects += self.turn_away(ticket.request_id, "deadline", text, now)
                 continue
             tenant = entry.life.request.tenant.name
-            # A tenant's prompts take the decode workers' help in order of arrival.
-            outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)
-            decision = self._decide(entry, broken, now, outlook)
+            decision = self._decide(entry, broken, now, self._outlook(entry, now))
             if isinstance(decision, Wait):
                 if (error := unsupported(entry.life, self._workers)) is not None:
                     effects += self._settle(entry, entry.life.cancel(error), now)

@@ -452,15 +452,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a tenant's prompts are helped in order of arrival",
-        PLACEMENT,
-        "outlook = None if gate.busy_for(tenant) else self._outlook(entry, now)",
-        "outlook = self._outlook(entry, now)",
-        (
-            "unit/router/core/test_path_prediction.py::test_the_prompts_of_a_tenant_are_helped_in_their_order",
-        ),
-    ),
-    Mutant(
         "one odd step does not change a worker's rate",
         "kvrelay/worker/steps/prompt_rate.py",
         "median(rate for _, rate in self._steps)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -231,15 +232,20 @@ def test_a_request_may_ask_for_a_longer_ttft_than_the_common_one(slo: Slo, ttft_
     assert outlook_of(COMMON, slo, 0.25, 70) == Outlook(ttft_s, 0.25, 70)
 
 
-def overrun(slo: dict[str, float] | None, tenants: str = "a") -> VirtualCluster:
-    """Prompts that come five times as fast as the prefill worker computes them, in virtual time."""
+def overrun(
+    slo: dict[str, float] | None, tenants: str = "a", own: Sequence[Slo] = (Slo(),)
+) -> VirtualCluster:
+    """Prompts that come five times as fast as the prefill worker computes them, in virtual time.
+    own: objectives of the requests, in turns.
+    """
     cluster = VirtualCluster(1, 2, slots=64, slo=slo)
     cluster.prefill_tokens = 64
     cluster.step()
     for number in range(20):
         one = request(f"r{number}", tuple(range(number, number + 640)))
         tenant = Tenant(tenants[number % len(tenants)])
-        cluster.submit(replace(one, arrival=cluster.now, tenant=tenant))
+        objective = own[number % len(own)]
+        cluster.submit(replace(one, arrival=cluster.now, tenant=tenant, slo=objective))
         cluster.run(0.1)
     cluster.settle()
     return cluster
@@ -271,6 +277,14 @@ def test_the_prompts_of_a_tenant_are_helped_in_their_order() -> None:
     late = sum(earlier > later + 2 * STEP_S for earlier, later in pairwise(firsts))
     assert max(waits) > 0.4
     assert late <= 5, "each prompt that a prefill worker computes may be overtaken by the next"
+
+
+def test_a_prompt_that_may_wait_keeps_no_help_from_those_behind_it() -> None:
+    patient = Slo(ttft_ms=60_000)
+    records = overrun(SLO, own=(patient, Slo())).records.values()
+    waits = [one.token_at[0] - one.request.arrival for one in records]
+    assert max(waits[3::2]) < 0.25
+    assert max(waits[::2]) > 2.4, "who has time waits"
 
 
 def test_a_full_queue_is_full_with_an_slo_too() -> None:
