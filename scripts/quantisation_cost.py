@@ -310,7 +310,7 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(one) for one in results]))
     else:
-        Console().print(table(results))
+        Console(width=120).print(table(results))
 
 
 if __name__ == "__main__":
