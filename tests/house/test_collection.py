@@ -28,6 +28,7 @@ def collected(hash_seed: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_ids_do_not_depend_on_the_process() -> None:
     """A set or an address in an id, or in the order of parameters, shows as a difference."""
     one, other = collected("1"), collected("2")

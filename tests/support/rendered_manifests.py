@@ -17,7 +17,14 @@ from kvrelay.config.schema import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "k8s"
-VARIANTS = ("base", "overlays/cpu-demo", "overlays/secure", "overlays/gpu", "overlays/keda")
+VARIANTS = (
+    "base",
+    "overlays/cpu-demo",
+    "overlays/secure",
+    "overlays/gpu",
+    "overlays/keda",
+    "overlays/kv-store",
+)
 PART_OF = {"app.kubernetes.io/part-of": "kvrelay"}
 COMPONENT = "app.kubernetes.io/component"
 LEAST_KUSTOMIZE = 5  # which components and their patches need
@@ -63,7 +70,9 @@ class Rendered:
     def pods(self) -> dict[str, Manifest]:
         """Pod templates by name; those of a RayCluster with the label that KubeRay adds."""
         found = {
-            one["metadata"]["name"]: one["spec"]["template"] for one in self.of_kind("Deployment")
+            one["metadata"]["name"]: one["spec"]["template"]
+            for kind in ("Deployment", "StatefulSet")
+            for one in self.of_kind(kind)
         }
         found["head"] = self.ray["spec"]["headGroupSpec"]["template"]
         for name, group in self.groups.items():

@@ -86,6 +86,7 @@ def test_every_file_belongs_to_a_variant() -> None:
         *VARIANTS,
         "components/secure",
         "components/keda",
+        "components/kv-store",
     }
 
 
@@ -229,7 +230,7 @@ def test_selectors_find_pods(variant: str) -> None:
     selectors = {
         one["metadata"]["name"]: one["spec"]["selector"] for one in shown.of_kind("Service")
     }
-    for kind in ("Deployment", "PodDisruptionBudget"):
+    for kind in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
         selectors |= {
             f"{kind} {one['metadata']['name']}": one["spec"]["selector"]["matchLabels"]
             for one in shown.of_kind(kind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -161,9 +162,12 @@ def test_each_part_has_the_certificate_of_its_role_and_no_other(
     )
     for name, (template, container) in shown.containers.items():
         secrets = mounted_secrets(template, container)
-        role = {"controller": "router", "router": "router", "ray-worker": "worker"}.get(
-            container["name"]
-        )
+        role = {
+            "controller": "router",
+            "router": "router",
+            "ray-worker": "worker",
+            "kv-store": "worker",
+        }.get(container["name"])
         assert secrets.get("/etc/kvrelay-tls") == (role and f"kvrelay-{role}-tls"), name
         tokens = container["name"] == "router" and config.security.tokens_file is not None
         assert ("/etc/kvrelay-tokens" in secrets) is tokens, name
@@ -192,6 +196,36 @@ def secret_keys(name: str) -> set[str]:
     return set(re.findall(r"--from-file=([\w.]+)=", line))
 
 
+def test_tiers_name_each_pod_of_the_stores_and_its_port(tmp_path: Path) -> None:
+    shown = rendered("overlays/kv-store")
+    config = shown.config(tmp_path)
+    (stores,) = shown.of_kind("StatefulSet")
+    name, spec = stores["metadata"]["name"], stores["spec"]
+    (service,) = [
+        one for one in shown.of_kind("Service") if one["metadata"]["name"] == spec["serviceName"]
+    ]
+    assert service["spec"]["clusterIP"] == "None", "else the pods have no names"
+    (port,) = [one["port"] for one in service["spec"]["ports"]]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert [one["containerPort"] for one in container["ports"]] == [port]
+    given = dict(pairwise(container["command"]))
+    assert given["--listen"] == f"0.0.0.0:{port}"
+    for pool in POOLS:
+        (tier,) = config.pool_kv(pool).tiers
+        assert tier.kind == "remote"
+        assert tier.addresses == tuple(
+            f"{name}-{number}.{spec['serviceName']}:{port}" for number in range(spec["replicas"])
+        )
+    limit = bytes_of(container["resources"]["limits"]["memory"])
+    assert bytes_of(given["--size"]) + 2**30 <= limit
+    secure = rendered("overlays/secure").config(tmp_path)
+    assert config.model_copy(update={"kv": secure.kv}) == secure
+
+
+def bytes_of(quantity: str) -> int:
+    return int(quantity.rstrip("GiB")) * 2**30
+
+
 @each_variant
 def test_services_lead_to_what_listens(variant: str, tmp_path: Path) -> None:
     shown = rendered(variant)
@@ -199,6 +233,7 @@ def test_services_lead_to_what_listens(variant: str, tmp_path: Path) -> None:
     services = {one["metadata"]["name"]: one["spec"] for one in shown.of_kind("Service")}
     redis = services.pop("kvrelay-redis")
     assert config.redis.url == f"redis://kvrelay-redis:{redis['ports'][0]['port']}/0"
+    services.pop("kvrelay-kv-store", None)
     redis_ports = shown.containers["kvrelay-redis/redis"][1]["ports"]
     assert {"name": redis["ports"][0]["targetPort"], "containerPort": 6379} in redis_ports
     listening = {"grpc": config.listen.grpc, "http": config.listen.http}
@@ -352,7 +387,7 @@ def test_keda_has_the_last_word_where_it_decides(pool: PoolName, tmp_path: Path)
 @each_variant
 def test_pods_that_drain_have_the_time_for_it(variant: str) -> None:
     for name, template in rendered(variant).pods.items():
-        if name == "kvrelay-redis":
+        if name in ("kvrelay-redis", "kvrelay-kv-store"):
             continue
         (container,) = template["spec"]["containers"]
         before = container.get("lifecycle", {}).get("preStop", {})

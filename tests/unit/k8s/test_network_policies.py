@@ -145,7 +145,7 @@ def test_nothing_that_leaks_has_anywhere_to_go(variant: str) -> None:
     shown = rendered(variant)
     dns = {"k8s-app": "kube-dns"}
     for source in shown.pods:
-        own = source != "kvrelay-redis"
+        own = source not in ("kvrelay-redis", "kvrelay-kv-store")
         for target in shown.pods:
             assert leaves(shown, source, labels_of(shown, target), WORKERS_PORT) is own, (
                 source,
@@ -173,17 +173,25 @@ def test_redis_is_for_kvrelays_own(variant: str) -> None:
     shown = rendered(variant)
     for name, one in shown.pods.items():
         assert reaches(shown, one["metadata"]["labels"], "kvrelay-redis", 6379) is (
-            name != "kvrelay-redis"
+            name not in ("kvrelay-redis", "kvrelay-kv-store")
         )
         assert not reaches(
             shown, one["metadata"]["labels"], "kvrelay-redis", 6379, same_namespace=False
         )
 
 
+def test_stores_are_for_workers() -> None:
+    shown = rendered("overlays/kv-store")
+    for name, one in shown.pods.items():
+        labels = one["metadata"]["labels"]
+        assert reaches(shown, labels, "kvrelay-kv-store", 50061) is (name in ("prefill", "decode"))
+        assert not reaches(shown, labels, "kvrelay-kv-store", 50061, same_namespace=False)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_routers_are_open_to_clients_only_where_they_ask_for_tokens(variant: str) -> None:
     shown = rendered(variant)
-    endpoints = variant in ("overlays/secure", "overlays/gpu", "overlays/keda")
+    endpoints = variant not in ("base", "overlays/cpu-demo")
     for port in (50051, 8000):
         assert reaches(shown, CLIENT, "kvrelay-router", port, same_namespace=False) is endpoints
         assert not reaches(shown, STRANGER, "kvrelay-router", port)
