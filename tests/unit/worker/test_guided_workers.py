@@ -144,7 +144,7 @@ async def test_a_preempted_answer_continues_as_it_would_have(model: Path) -> Non
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (spec("r", Guidance("regex", "(")), "invalid regex"),
+        (spec("r", Guidance("regex", "(")), "regular expression: unclosed group"),
         (spec("r", Guidance("regex", "a" * 70000)), "guidance has 70000 bytes"),
         (spec("r", ignore_eos=True), "ignore_eos is set"),
         (spec("r", min_tokens=1), "min_tokens is set"),
