@@ -23,9 +23,10 @@ class VectorRows : public AttentionRows<Format, R> {
                 this->queries[k * R + r] = Format::operand(this->query(r)[k]);
     }
 
-    void attend(Panels<Format>& panels, const Round& round, const Round&) {
+    void attend(Panels<Format>& panels, const Round& round, const Round& next) {
         Panel<Format> panel;
         panels.find(round.first_key, round.head, panel);
+        if (call.k_scale) panels.prefetch(next);
         attend(panels, panel, round.first_key);
     }
 

@@ -103,12 +103,34 @@ class Panels {
         }
     }
 
+    // Reads a panel of quantised KV into the cache, while another is computed. Copying reads the
+    // panel in small steps, and the processor does not prefetch them. Inlined as `touch` is.
+    __attribute__((always_inline)) void prefetch(const Round& round) const {
+        const int64_t group = group_of(call->block_size), packed = call->kv_dtype == INT4 ? 2 : 1;
+        for (int64_t key = round.first_key; key < std::min(end, round.first_key + PANEL); key += group) {
+            int64_t offset;
+            const BlockPlace place = place_of(key, round.head, offset);
+            prefetch((const char*)call->k + (place.k + offset * call->k_dim) / packed, group * call->k_dim / packed);
+            if (v_in_k(*call)) continue;
+            for (int64_t column = 0; column < call->v_dim; column += PANEL) {
+                const int64_t width = std::min<int64_t>(PANEL, call->v_dim - column);
+                const int64_t first = place.v + column * call->block_size + offset * width;
+                prefetch((const char*)call->v + first / packed, group * width / packed);
+            }
+        }
+    }
+
   private:
     const AttendCall* call;
     const int32_t* table;
     int64_t end;
     bool in_order;
     Buffer<Value> k_copy, v_copy;
+
+    static __attribute__((always_inline)) void prefetch(const char* from, int64_t bytes) {
+        constexpr int64_t LINE = 64;
+        for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(from + i);
+    }
 
     BlockPlace place_of(int64_t key, int64_t head, int64_t& offset) const {
         offset = key % call->block_size;

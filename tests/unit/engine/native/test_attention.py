@@ -346,8 +346,11 @@ def test_of_huge_scores_comes_a_mean_of_values(shape: Shape, exponent: int, seed
     sequence.q.mul_(10.0**exponent)
     sequence.k.mul_(10.0**exponent)
     (found,) = Arena(shape, [sequence], seed).run(20)
-    # A quantised value may be larger than its own.
-    assert (found.abs() <= 1.05 * sequence.v.abs().max()).all()
+    # A quantised value may be larger than its own. int4 numbers of V that is in K are rotated back:
+    # the error of one is that of the largest in its vector.
+    rotated = shape.v_in_k and shape.kv_dtype == "int4"
+    most = 1.5 * sequence.k.abs().max() if rotated else 1.05 * sequence.v.abs().max()
+    assert (found.abs() <= most).all()
 
 
 def test_which_models_suit() -> None:
