@@ -16,12 +16,12 @@ from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.guard import RoleGuard
-from kvrelay.wire.store import FRAME_BYTES, MAX_BLOCK_BYTES, add_kv_store_servicer
+from kvrelay.wire.store import FRAME_BYTES, add_kv_store_servicer
 from kvrelay.worker.runtime.grpc_server import worker_server
 
 # Seconds between two looks at the certificates, and two lines of the log.
 _LOG_S = 60.0
-# Bytes of the largest frame beside its block.
+# Bytes of a frame beside its blocks.
 _EXTRA_BYTES = 2**16
 
 log = get_logger("kv_store")
@@ -47,13 +47,14 @@ async def serve(
     credentials = Credentials.internal(security, "worker")
     guard = None if credentials is None else RoleGuard()
     host, _, port = listen.rpartition(":")
-    largest = max(FRAME_BYTES, min(MAX_BLOCK_BYTES, blocks.tenant_bytes)) + _EXTRA_BYTES
     service = KvStoreService(blocks)
     try:
         # gRPC would write a line of its own.
         with held_port(listen):
             pass
-        async with worker_server(host, largest, credentials, guard, port=int(port)) as (
+        async with worker_server(
+            host, FRAME_BYTES + _EXTRA_BYTES, credentials, guard, port=int(port)
+        ) as (
             server,
             address,
         ):

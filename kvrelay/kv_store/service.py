@@ -22,6 +22,7 @@ from kvrelay.protocol_version import Protocol, ours
 from kvrelay.wire.kv_frame import KvOpen
 from kvrelay.wire.status import abort
 from kvrelay.wire.store import (
+    MAX_BLOCK_BYTES,
     MAX_CALLS,
     StoreBlocks,
     StoreStatus,
@@ -38,14 +39,15 @@ from kvrelay.wire.store import (
 )
 from kvrelay.wire.transfer import frame_from_bytes
 from kvrelay.wire.transfer import pb as transfer_pb
-from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, records_in
+from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader, Records
 
-# Puts of all connections that are read at a time. Each has one frame in memory.
+# Puts of all connections that are read at a time. Each has one frame in memory, and one of them a
+# block that is larger than a frame.
 MAX_PUTS = 8
 # Of these, puts of one connection. A worker has one at a time.
 MAX_OWN_PUTS = 2
-# Seconds that a Put may take between two frames.
-FRAME_S = 5.0
+# Seconds that a Put may take, and bytes that it has to bring in each second more.
+PUT_S, RATE = 5.0, 2**20
 
 
 class KvStoreService:
@@ -62,6 +64,7 @@ class KvStoreService:
         self.found = 0
         self._calls: Counter[str] = Counter()
         self._puts = asyncio.Semaphore(MAX_PUTS)
+        self._large_block = asyncio.Lock()
         # By connection.
         self._own_puts: Counter[str] = Counter()
 
@@ -149,22 +152,44 @@ class KvStoreService:
             yield (record,)
 
     async def _put(self, frames: AsyncIterator[bytes]) -> transfer_pb.KvReceipt:
-        opening = frame_from_bytes(await _next(frames))
+        arrival = _Arrival(frames)
+        opening = frame_from_bytes(await arrival.next())
         if not isinstance(opening, KvOpen):
             raise InvalidArgument(f"a Put begins with an open frame, not {type(opening).__name__}")
         _check(opening.protocol)
         layout, identities, num_bytes = opening.layout_hash, check_opening(opening), 0
         announced = deque(identities)
+
+        def check(header: BlockHeader) -> None:
+            if not announced:
+                raise InvalidArgument("a frame holds more blocks than were announced")
+            header.check(layout, announced[0], header.block_bytes)
+            self._check_size(HEADER_BYTES + header.block_bytes)
+
+        def store(data: bytes) -> int:
+            stored = 0
+            for record in _undamaged(records, data):
+                self.blocks.put((layout, announced.popleft()), opening.tenant, bytes(record))
+                stored += len(record)
+            return stored
+
+        records = Records(check)
         while announced:
-            for record in _checked(await _next(frames), layout, announced):
-                if not self.blocks.fits(len(record)):
-                    raise ResourceExhausted(
-                        f"a block takes {len(record)} bytes, and a tenant may have "
-                        f"{self.blocks.tenant_bytes}; start the store with a larger size"
-                    )
-                self.blocks.put((layout, announced.popleft()), opening.tenant, record.tobytes())
-                num_bytes += len(record)
+            num_bytes += store(await arrival.next())
+            if not records.is_whole:
+                async with self._large_block:
+                    while not records.is_whole:
+                        num_bytes += store(await arrival.next())
         return receipt_of(len(identities), num_bytes)
+
+    def _check_size(self, record_bytes: int) -> None:
+        """Raises ResourceExhausted for a record that can never be stored."""
+        most = min(MAX_BLOCK_BYTES, self.blocks.tenant_bytes)
+        if record_bytes > most or not self.blocks.fits(record_bytes):
+            raise ResourceExhausted(
+                f"a block takes {record_bytes} bytes, and allowed are {most}; start the store with "
+                "a larger size"
+            )
 
     @contextmanager
     def _call(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
@@ -209,28 +234,40 @@ def _check(peer: Protocol) -> None:
     ours().check(peer, "the worker")
 
 
-async def _next(frames: AsyncIterator[bytes]) -> bytes:
-    """The next frame. Raises InvalidArgument at the end, and DeadlineExceeded after FRAME_S."""
-    try:
-        async with asyncio.timeout(FRAME_S):
-            return await anext(frames)
-    except StopAsyncIteration:
-        raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
-    except TimeoutError:
-        raise DeadlineExceeded(f"no frame arrived within {FRAME_S:g} s") from None
+class _Arrival:
+    """The frames of a Put, which have to arrive at a rate."""
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        self._frames = frames
+        # Seconds that the Put may still wait.
+        self._left = PUT_S
+
+    async def next(self) -> bytes:
+        """The next frame. Raises InvalidArgument at the end, and DeadlineExceeded for a Put that is
+        too slow.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(self._left):
+                data = await anext(self._frames)
+        except StopAsyncIteration:
+            raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the Put is too slow: it may wait for {PUT_S:g} s, and longer for each "
+                f"{RATE >> 20} MiB that it brings by a second"
+            ) from None
+        self._left = min(PUT_S, self._left - (clock() - began) + len(data) / RATE)
+        return data
 
 
-def _checked(data: bytes, layout: str, announced: deque[bytes]) -> Iterator[memoryview]:
-    """The records in a frame. The caller removes the identity of each from `announced`.
-
-    Raises InvalidArgument for a frame without the whole blocks that were announced, and DataLoss
-    for one whose bytes have changed.
+def _undamaged(records: Records, data: bytes) -> Iterator[memoryview]:
+    """The records that end in a frame. Raises InvalidArgument for a frame without the blocks that
+    were announced, and DataLoss for one whose bytes have changed.
     """
     try:
-        for header, record in records_in(records_of(data)):
-            if not announced:
-                raise InvalidArgument("a frame holds more blocks than were announced")
-            header.check(layout, announced[0], header.block_bytes)
+        for header, record in records.of(records_of(data)):
             if xxhash.xxh3_64_intdigest(record[HEADER_BYTES:]) != header.digest:
                 raise DataLoss("the bytes of a block do not have their digest")
             yield record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from kvrelay.errors import KvRelayError, PermissionDenied, Unauthenticated
+from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unauthenticated
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.tls_roles import ROLES, Role, roles_of
 from kvrelay.wire import status
@@ -44,7 +44,8 @@ class _Peer:
 
 
 class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Rejects calls from the wrong role before their handler runs.
+    """Rejects calls from the wrong role before their handler runs, and before their messages are
+    read.
 
     For servers that require certificates: a peer without a certificate, or with a certificate of
     another CA, fails the TLS handshake. `without_role` is the role of a certificate that names no
@@ -77,20 +78,23 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _guarded(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
         asks = "stream" if handler.request_streaming else "unary"
-        kind = f"{asks}_{'stream' if handler.response_streaming else 'unary'}"
-        inner = getattr(handler, kind)
+        answers_with = "stream" if handler.response_streaming else "unary"
+        inner = getattr(handler, f"{asks}_{answers_with}")
+        given = _all if handler.request_streaming else _only
 
-        async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def answer(requests: Any, context: grpc.aio.ServicerContext) -> Any:
             with self._admitted(await self._peer(context, method), context):
-                return await inner(request, context)
+                return await inner(await given(requests, context), context)
 
-        async def answers(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def answers(requests: Any, context: grpc.aio.ServicerContext) -> Any:
             with self._admitted(await self._peer(context, method), context):
-                async with aclosing(inner(request, context)) as responses:
+                async with aclosing(inner(await given(requests, context), context)) as responses:
                     async for response in responses:
                         yield response
 
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        # gRPC reads the message of a unary call before its handler runs, and that of a stream when
+        # the handler asks for it. On the wire they are the same.
+        make = getattr(grpc, f"stream_{answers_with}_rpc_method_handler")
         guarded = answers if inspect.isasyncgenfunction(inner) else answer
         return make(guarded, handler.request_deserializer, handler.response_serializer)
 
@@ -131,6 +135,18 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 f"certificate {has}"
             )
         return _Peer(name, roles[0], ends)
+
+
+async def _all(requests: AsyncIterator[Any], _: grpc.aio.ServicerContext) -> Any:
+    """Returns the messages of a stream."""
+    return requests
+
+
+async def _only(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+    """Returns the message of a unary call. Aborts a call without one."""
+    if (request := await anext(requests, None)) is None:
+        await status.abort(context, InvalidArgument("the call has no message"))
+    return request
 
 
 @functools.lru_cache(maxsize=256)

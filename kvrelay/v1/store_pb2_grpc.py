@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class KvStoreServiceStub(object):
     """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
-    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    payload of a KvBlocks frame is records, one after the other; one that does not fit into a frame goes on in the next. A record is a header of 128 bytes and the block's bytes, as in the files of a
     disk tier.
     """
 
@@ -67,7 +67,7 @@ class KvStoreServiceStub(object):
 
 class KvStoreServiceServicer(object):
     """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
-    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    payload of a KvBlocks frame is records, one after the other; one that does not fit into a frame goes on in the next. A record is a header of 128 bytes and the block's bytes, as in the files of a
     disk tier.
     """
 
@@ -143,7 +143,7 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KvStoreService(object):
     """Keeps blocks by their identity, for the workers of several hosts. The blocks travel in the frames of a hand-off: the
-    payload of a KvBlocks frame is records, one after the other. A record is a header of 128 bytes and the block's bytes, as in the files of a
+    payload of a KvBlocks frame is records, one after the other; one that does not fit into a frame goes on in the next. A record is a header of 128 bytes and the block's bytes, as in the files of a
     disk tier.
     """
 

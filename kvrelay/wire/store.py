@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import grpc
@@ -57,7 +56,7 @@ MAX_CALLS = 64
 MAX_CALL_BLOCKS = 1024
 # Bytes of the largest block that a store takes.
 MAX_BLOCK_BYTES = 64 * 2**20
-# Bytes of the blocks in one frame. A larger block has a frame of its own.
+# Most bytes of the records in one frame. A larger record goes on in the next frames.
 FRAME_BYTES = 2**20
 
 # In error messages.
@@ -136,30 +135,33 @@ def check_opening(opening: KvOpen) -> tuple[bytes, ...]:
 
 
 def frames_of(records: Iterable[Sequence[Buffer]]) -> Iterator[bytes]:
-    """Encodes records of blocks, each in pieces, as frames of up to FRAME_BYTES. Each piece is
-    copied once.
+    """Encodes records of blocks, each in pieces, as frames of up to FRAME_BYTES. A record that fits
+    into a frame is in one. Each piece is copied once.
     """
-    batch: list[Sequence[Buffer]] = []
-    num_bytes = 0
+    batch: list[memoryview] = []
+    room = FRAME_BYTES
     for record in records:
-        size = sum(map(len, record))
-        if batch and num_bytes + size > FRAME_BYTES:
+        if sum(map(len, record)) > room and batch:
             yield _frame_of(batch)
-            batch, num_bytes = [], 0
-        batch.append(record)
-        num_bytes += size
+            batch, room = [], FRAME_BYTES
+        for piece in record:
+            rest = memoryview(piece)
+            while len(rest) > room:
+                yield _frame_of([*batch, rest[:room]])
+                rest, batch, room = rest[room:], [], FRAME_BYTES
+            batch.append(rest)
+            room -= len(rest)
     if batch:
         yield _frame_of(batch)
 
 
-def _frame_of(records: Sequence[Sequence[Buffer]]) -> bytes:
-    pieces = tuple(chain.from_iterable(records))
+def _frame_of(pieces: Sequence[memoryview]) -> bytes:
     num_bytes = sum(map(len, pieces))
-    return frame_to_bytes(KvBlocks(0, 0, len(records), 0, 0, num_bytes, payload=pieces))
+    return frame_to_bytes(KvBlocks(0, 0, 0, 0, 0, num_bytes, payload=tuple(pieces)))
 
 
 def records_of(data: bytes) -> memoryview:
-    """Returns the records of blocks in a frame, as a view. Raises InvalidArgument for a frame
+    """Returns the bytes of records in a frame, as a view. Raises InvalidArgument for a frame
     without any.
     """
     frame = frame_from_bytes(data)

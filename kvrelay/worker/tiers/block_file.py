@@ -10,7 +10,7 @@ forgeries: who can write to the folder can change answers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -80,12 +80,41 @@ class BlockHeader:
             raise BadBlockFile(f"the block has {self.block_bytes} bytes, not {block_bytes}")
 
 
-def records_in(data: memoryview) -> Iterator[tuple[BlockHeader, memoryview]]:
-    """The records that follow each other in `data`, whole. Raises BadBlockFile."""
-    while data:
-        header = BlockHeader.unpack(data[:HEADER_BYTES].tobytes())
-        end = HEADER_BYTES + header.block_bytes
-        if end > len(data):
-            raise BadBlockFile(f"the record has {len(data)} of {end} bytes")
-        yield header, data[:end]
-        data = data[end:]
+class Records:
+    """The records in frames, of which a large one goes on from frame to frame."""
+
+    def __init__(self, check: Callable[[BlockHeader], None]) -> None:
+        """check: raises an error for a header that is not the next block's, before memory is taken
+        for its block.
+        """
+        self._check = check
+        self._header: BlockHeader | None = None
+        # The record that is not whole yet.
+        self._begun = bytearray()
+
+    @property
+    def is_whole(self) -> bool:
+        """True between two records."""
+        return self._header is None
+
+    def of(self, data: memoryview) -> Iterator[tuple[BlockHeader, memoryview]]:
+        """The records that end in the next frame's bytes. Those within it are views. Raises
+        BadBlockFile, and what `check` raises.
+        """
+        while data:
+            header = self._header
+            if header is None:
+                header = BlockHeader.unpack(data[:HEADER_BYTES].tobytes())
+                self._check(header)
+            missing = HEADER_BYTES + header.block_bytes - len(self._begun)
+            part, data = data[:missing], data[missing:]
+            if len(part) < missing:
+                self._header = header
+                self._begun += part
+            elif self._header is None:
+                yield header, part
+            else:
+                self._begun += part
+                whole = memoryview(self._begun)
+                self._header, self._begun = None, bytearray()
+                yield header, whole

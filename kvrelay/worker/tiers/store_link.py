@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import grpc
@@ -34,14 +34,15 @@ from kvrelay.wire.store import (
     store_status,
 )
 from kvrelay.wire.transfer import frame_to_bytes
-from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader, records_in
+from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader, Records
 from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error
 
 # Bytes of one Put.
 _BATCH_BYTES = 8 * 2**20
-# Timeouts in seconds: of a search, for which a prompt waits; between two blocks of a Get; of a Put.
-_FIND_S, _SILENCE_S, _PUT_S = 0.2, 0.5, 5.0
+# Timeouts in seconds: of a search, for which a prompt waits; between two frames of a Get; of a Put,
+# which may wait for its turn.
+_FIND_S, _SILENCE_S, _PUT_S = 0.2, 0.5, 15.0
 _GET_S, _STATUS_S = 10.0, 1.0
 # Seconds between two questions for the status.
 _STATUS_EVERY_S = 5.0
@@ -298,26 +299,23 @@ class StoreLink:
         named = self._named([key.identity for key in keys])
         async with aclosing(store_get(self._channels.get(self.address), named, _GET_S)) as frames:
             missing = deque(keys)
+            records = Records(lambda header: self._check(header, missing))
             while missing:
                 async with asyncio.timeout(_SILENCE_S):
                     data = await anext(frames, None)
                 if data is None:
                     self._known.pop(missing[0].identity, None)
                     return
-                for block in self._blocks(data, missing):
-                    found.append(block)
-                    missing.popleft()
+                for header, record in records.of(records_of(data)):
+                    view = np.frombuffer(record[HEADER_BYTES:], np.uint8)
+                    copy = BlockCopy(view, header.digest)
+                    found.append(StoredBlock(missing.popleft(), copy))
 
-    def _blocks(self, data: bytes, missing: deque[BlockKey]) -> Iterator[StoredBlock]:
-        """The blocks in a frame, as views of it. The caller removes the key of each from `missing`.
-        Raises BadBlockFile for a block that was not asked for.
-        """
-        for header, record in records_in(records_of(data)):
-            if not missing:
-                raise BadBlockFile("the frame holds more blocks than were asked for")
-            header.check(self._layout, missing[0].identity, self._block_bytes)
-            view = np.frombuffer(record[HEADER_BYTES:], np.uint8)
-            yield StoredBlock(missing[0], BlockCopy(view, header.digest))
+    def _check(self, header: BlockHeader, missing: deque[BlockKey]) -> None:
+        """Raises BadBlockFile for a block that was not asked for."""
+        if not missing:
+            raise BadBlockFile("the frame holds more blocks than were asked for")
+        header.check(self._layout, missing[0].identity, self._block_bytes)
 
     # Whether it works
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,6 +17,7 @@ from support.stores import LAYOUT, TENANT, StoreProcess, alive, payload, remote,
 from kvrelay.config.security import SecurityConfig
 from kvrelay.errors import ConfigError
 from kvrelay.kv_store import service
+from kvrelay.kv_store.block_store import BlockStore
 from kvrelay.protocol_version import Protocol
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
@@ -33,6 +34,7 @@ from kvrelay.wire.store import (
     store_status,
 )
 from kvrelay.wire.transfer import frame_to_bytes
+from kvrelay.worker.tiers.block_file import BlockHeader
 from kvrelay.worker.tiers.tier import StoredBlock
 
 NEWER = Protocol(9, 9, (), "9.0")
@@ -92,18 +94,81 @@ async def test_blocks_of_any_size_may_be_cut_into_frames_in_any_way() -> None:
         for size in (1, 100, 4096, 400_000, 2**20 + 1):
             blocks = [stored(number, block_bytes=size) for number in range(12)]
             records = [payload(block) for block in blocks]
-            frames, first = [], 0
-            while first < len(records):
-                end = min(first + rng.randint(1, 4), len(records))
-                frames.append(frame(*(piece for one in records[first:end] for piece in one)))
-                first = end
+            frames = [frame(part) for part in parts(rng, records)]
             assert await put(address, opening(*blocks), *frames) == "OK"
             named = StoreBlocks(LAYOUT, tuple(block.key.identity for block in blocks))
             got = [one async for one in store_get(channel, named, 30.0)]
             assert b"".join(map(records_of, got)) == b"".join(b"".join(one) for one in records)
-            assert all(len(one) < max(FRAME_BYTES, size + 128) + 64 for one in got)
+            assert all(len(one) < FRAME_BYTES + 64 for one in got)
             for block in blocks:
                 held.forget((LAYOUT, block.key.identity))
+
+
+def parts(rng: random.Random, records: Sequence[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Cuts records anywhere but in their headers, into frames of up to FRAME_BYTES."""
+    sent = b""
+    for header, data in records:
+        while len(sent) + len(header) > FRAME_BYTES:
+            yield sent
+            sent = b""
+        sent += header
+        while data:
+            cut = min(rng.choice([1, 3000, 2**19, len(data)]), FRAME_BYTES - len(sent))
+            sent, data = sent + data[:cut], data[cut:]
+            if len(sent) == FRAME_BYTES or rng.random() < 0.3:
+                yield sent
+                sent = b""
+    if sent:
+        yield sent
+
+
+async def test_a_large_block_takes_no_memory_before_it_is_allowed() -> None:
+    """Its header says how long it is."""
+    block = stored(1)
+    async with store(2**21) as (address, held):
+        header = BlockHeader(LAYOUT, block.key.identity, 2**40, 0).pack()
+        said = await put(address, opening(block), frame(header))
+        assert said.startswith("RESOURCE_EXHAUSTED: a block takes 1099511627904 bytes"), said
+        assert not len(held)
+
+
+async def test_a_message_is_as_long_as_a_frame_at_most() -> None:
+    async with store(2**30) as (address, _), worker_channel(address, None) as channel:
+        named = StoreBlocks(LAYOUT, (b"x" * 32,) * (FRAME_BYTES // 16))
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+            await store_find(channel, named, 30.0)
+
+
+async def test_large_blocks_arrive_one_at_a_time() -> None:
+    held = BlockStore(2**26)
+    store = service.KvStoreService(held)
+    blocks = [stored(number, block_bytes=3 * 2**20) for number in range(2)]
+    read = [0, 0]
+    go_on = asyncio.Event()
+
+    async def frames(number: int) -> AsyncIterator[bytes]:
+        yield opening(blocks[number])
+        for part in parts(random.Random(number), [payload(blocks[number])]):
+            read[number] += 1
+            yield frame(part)
+            if number == 0:
+                await go_on.wait()
+
+    async def put_some(number: int) -> int:
+        return (await store._put(frames(number))).blocks
+
+    puts = [asyncio.create_task(put_some(number)) for number in range(2)]
+    async with asyncio.timeout(60):
+        while read != [1, 1]:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert read == [1, 1], "the second waits for the first, which waits for its peer"
+        small = stored(3)
+        await store._put(each([opening(small), frame(*payload(small))]))
+        go_on.set()
+        assert await asyncio.gather(*puts) == [1, 1]
+    assert len(held) == 3
 
 
 async def test_a_block_that_is_not_the_announced_one_is_refused() -> None:
@@ -112,7 +177,7 @@ async def test_a_block_that_is_not_the_announced_one_is_refused() -> None:
     cases = {
         "other tokens": frame(*payload(block, identity=other.key.identity)),
         "layout": frame(*payload(block, layout="f" * 16)),
-        "of 4224 bytes": frame(header, data[:-1]),
+        "ended before": frame(header, data[:-1]),
         "not a KV block": frame(b"x" * 128, data),
         "header is damaged": frame(bytes([*header[:40], header[40] ^ 1, *header[41:]]), data),
         "do not have their digest": frame(header, bytes([data[0] ^ 1]) + data[1:]),
@@ -236,7 +301,7 @@ async def test_silent_puts_of_one_connection_hold_up_no_other() -> None:
 
 
 async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "FRAME_S", 0.05)
+    monkeypatch.setattr(service, "PUT_S", 0.05)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield opening(stored(1))
@@ -296,6 +361,11 @@ async def test_only_workers_reach_a_store_with_tls(tmp_path: Path) -> None:
             async with worker_channel(address, credentials) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await store_find(channel, named, 30.0)
+                assert caught.value.code().name == code
+                # The role is checked before a message is read, so nobody else fills the memory.
+                long = StoreBlocks(LAYOUT, named.identities * 2**16)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await store_find(channel, long, 30.0)
                 assert caught.value.code().name == code
         async with remote(address, credentials=worker) as tier:
             await (await tier.opened()).put(stored(1))
