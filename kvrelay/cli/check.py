@@ -57,7 +57,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration and this machine: the changed values, the memory of the workers, and
-    everything that `kvrelay serve` would refuse. Starts nothing.
+    all that `kvrelay serve` refuses before it loads the model. Starts nothing.
 
     The ports must be free. While a cluster runs, its own ports are reported as in use.
 

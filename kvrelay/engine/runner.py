@@ -34,7 +34,7 @@ from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
 from kvrelay.engine.token_eviction.methods import token_evictor
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
-from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.eviction import WHY_NOT_WITH_WINDOWS, EvictionMethod
 from kvrelay.types.kv_layout import KvLayout, check_dtype
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
@@ -432,10 +432,7 @@ def _why_without_eviction(loaded: LoadedModel, group: RankGroup | None) -> str:
     if loaded.model.device.type != "cpu":
         return "tokens are dropped on CPUs only; set num_gpus: 0, or leave eviction out"
     if loaded.windowed:
-        return (
-            "the model attends to the last tokens only in some layers (a sliding window), and "
-            "windows count dropped tokens; leave eviction out"
-        )
+        return WHY_NOT_WITH_WINDOWS
     return ""
 
 

@@ -183,7 +183,8 @@ class Frontend:
             slo=request.slo,
             open_ended=request.sampling.max_tokens is None,
             adapter=adapter_of(request, self.card),
-            thinking=thinking,
+            # An answer that follows a grammar does not think, so nothing of it is counted.
+            thinking=thinking if sampling.guidance is None else None,
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:

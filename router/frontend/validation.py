@@ -275,7 +275,6 @@ def limit_thinking(
             "</think>; leave thinking_token_budget out",
             field="thinking_token_budget",
         )
-    # An answer that follows a grammar does not think.
     if markers is None or sampling.guidance is not None:
         return replace(sampling, thinking_token_budget=None)
     return replace(sampling, thinking_token_budget=budget, thinking=markers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import tempfile
@@ -19,11 +20,16 @@ from kvrelay.launch.checks.engine_check import check_engine
 from kvrelay.launch.checks.memory_plan import PoolMemory, plan_memory
 from kvrelay.launch.checks.port_check import check_ports
 from kvrelay.launch.checks.process_limit import check_processes
+from kvrelay.models import local_folder, resolve_model
 from kvrelay.models.adapters.adapter_reading import read_in_time
+from kvrelay.models.model_json import read_config_json
+from kvrelay.models.model_shape import model_shape
+from kvrelay.models.model_size import longest_sequence
 from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
+from kvrelay.types.eviction import WHY_NOT_WITH_WINDOWS
 from kvrelay.types.workers import POOLS
 
 # For the logs and sockets of a start.
@@ -67,8 +73,9 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(Credentials.public, security)
     machine = Machine.here()
     models = [(one, plan_memory(one, machine if is_local else None)) for one in config.served]
-    for _, pools in models:
+    for one, pools in models:
         yield partial(_check_kv, pools)
+        yield partial(_check_eviction, one)
     yield partial(check_ports, config.listen)
     yield _check_temporary_folder
     yield _check_loopback
@@ -106,6 +113,24 @@ def _check_kv(pools: tuple[PoolMemory, ...]) -> None:
                 f"{one.least_kv_bytes} bytes; set kv.memory to at least that, or "
                 "model.max_model_len lower"
             )
+
+
+def _check_eviction(config: ClusterConfig) -> None:
+    """Raises ConfigError for a model with windows, where tokens cannot be dropped. The worker
+    checks what depends on the model's code.
+    """
+    if config.kv.eviction is None:
+        return
+    folder = Path(local_folder(resolve_model(config.model.path)))
+    model = read_config_json(folder)
+    try:
+        windows = [layer.window for layer in model_shape(model).layers]
+    except ModelRefused:
+        # Unusual layers: the worker knows them.
+        return
+    longest = longest_sequence(model, None)
+    if any(0 < window < (longest or math.inf) for window in windows):
+        raise ConfigError(f"kv.eviction: {WHY_NOT_WITH_WINDOWS}")
 
 
 def _check_adapters(config: ClusterConfig) -> None:

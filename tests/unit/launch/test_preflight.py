@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MistralConfig, MistralForCausalLM
 
 from kv_transfer.transport_selection import TRANSPORTS, choose_transport
 from kvrelay.config.schema import ClusterConfig
@@ -50,6 +51,27 @@ def test_what_cannot_fit_is_refused_before_anything_starts(
     loaded = ClusterConfig.model_validate({"listen": FREE_PORTS, **config})
     with pytest.raises(ConfigError, match=words):
         preflight.check_machine(loaded, is_local=True)
+
+
+@pytest.mark.parametrize(("window", "refused"), [(None, False), (64, True), (512, False)])
+def test_tokens_are_not_dropped_from_windows(
+    window: int | None, refused: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    model = MistralConfig(**sizes, **heads, sliding_window=window)
+    MistralForCausalLM(model).save_pretrained(tmp_path)
+    config = ClusterConfig.model_validate(
+        {
+            "listen": FREE_PORTS,
+            "model": {"path": str(tmp_path)},
+            "kv": {"eviction": {"method": "window", "budget_tokens": 256}, "memory": "64MiB"},
+        }
+    )
+    found = [one for one in preflight.machine_problems(config) if "eviction" in one]
+    assert [one.partition(" (")[0] for one in found] == (
+        ["kv.eviction: the model attends to the last tokens only in some layers"] if refused else []
+    )
 
 
 @pytest.mark.parametrize("gpus", [{}, {"prefill": 1}, {"decode": 1}, {"prefill": 1, "decode": 1}])

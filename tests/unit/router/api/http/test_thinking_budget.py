@@ -164,6 +164,31 @@ async def test_usage_and_metrics_count_the_thinking(
     assert f'kvrelay_reasoning_tokens_total{{model_name="demo"}} {thought}' in metrics
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"structured_outputs": {"regex": "[a-z]*"}, "thinking_token_budget": 2}),
+        (CHAT, {"structured_outputs": {"choice": ["a", "b"]}}),
+    ],
+)
+async def test_of_an_answer_that_follows_a_grammar_nothing_is_thinking(
+    tmp_path: Path, path: str, more: dict[str, Any]
+) -> None:
+    """Although its prompt ends within the thinking."""
+    async with running_router(folder=thinking_model(tmp_path)) as router:
+        for thought in (0, 4):
+            router.say([70, 71, 72, 73])
+            body = {**BODIES[path], **(THINKS if path == CHAT else {}), **more}
+            if thought:
+                for name in ("response_format", "structured_outputs"):
+                    body.pop(name, None)
+            async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
+                usage = (await http.post(path, json=body)).json()["usage"]
+            assert usage["completion_tokens"] == 4
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == thought
+
+
 async def test_the_kv_of_thinking_is_shown_while_it_is_held(tmp_path: Path) -> None:
     async def shown(http: httpx.AsyncClient) -> float:
         text = (await http.get("/metrics")).text
