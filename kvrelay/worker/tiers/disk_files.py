@@ -60,6 +60,7 @@ def write_blocks(
     """
     done, removals = Written(), deque(gone)
     try:
+        folder.check_claim()
         while removals:
             # A file that cannot be removed is not tried again.
             one = removals.popleft()

@@ -22,7 +22,7 @@ from kvrelay.worker.tiers.disk_files import (
     write_blocks,
 )
 from kvrelay.worker.tiers.disk_thread import DiskThread
-from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes, stored_key
+from kvrelay.worker.tiers.slot_folder import FolderLost, SlotFolder, file_bytes, stored_key
 from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error, reason_of
 from kvrelay.worker.tiers.tier_index import TierIndex
@@ -321,12 +321,22 @@ class DiskTier:
             note_error(self.counts, self.kind, "write", reason_of(done.error))
             for block in batch:
                 self._waiting.pop(block.key.identity, None)
+            if isinstance(done.error, FolderLost):
+                self._lose_folder()
             return False
         for block in batch:
             self._waiting.pop(block.key.identity, None)
         if self._waiting or self._doomed:
             self._wake.set()
         return True
+
+    def _lose_folder(self) -> None:
+        """Forgets the files, which are gone. `run` claims a folder again."""
+        self._open = False
+        self._index = TierIndex(self._index.capacity)
+        self._foreign.clear()
+        self._foreign_bytes = 0
+        self._doomed.clear()
 
     def _make_room(self, blocks: int) -> list[BlockKey | Path]:
         """What has to be removed so that `blocks` more fit: blocks, and files of other layouts."""

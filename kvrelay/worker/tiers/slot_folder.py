@@ -50,6 +50,10 @@ _TAKEN = (errno.EEXIST, errno.EISDIR, errno.ELOOP)
 _NOT_OURS = (NotADirectoryError, PermissionError)
 
 
+class FolderLost(FileNotFoundError):
+    """The folder that was claimed is not at its path any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundFile:
     """A file that was there at the start. `tenant` is the name of the tenant's folder."""
@@ -102,6 +106,11 @@ class SlotFolder:
 
         Raises OSError: the first one, if no folder can be had.
         """
+        if self._lock >= 0:
+            # Of a folder that was lost.
+            os.close(self._lock)
+            self._lock = -1
+        self._made.clear()
         # Parents belong to the user; only what is created here has to be private.
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
@@ -140,6 +149,18 @@ class SlotFolder:
             raise
         self._lock = lock
         return True
+
+    def check_claim(self) -> None:
+        """Raises FolderLost if somebody has removed the folder. Another worker may have claimed its
+        name since. Raises OSError.
+        """
+        assert self._slot is not None, "a folder is claimed before it is checked"
+        try:
+            lock = os.lstat(self._slot / "lock")
+        except FileNotFoundError:
+            lock = None
+        if lock is None or not os.path.samestat(lock, os.fstat(self._lock)):
+            raise FolderLost(errno.ENOENT, "somebody has removed the folder", str(self._slot))
 
     def release(self) -> None:
         """Gives the folder up. Its files stay."""

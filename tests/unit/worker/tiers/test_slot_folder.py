@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from kv_transfer.blocks.single_blocks import BlockCopy
 from kvrelay.types.kv_block import BlockKey, tenant_folder
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
 from kvrelay.worker.tiers.disk_files import write_blocks
-from kvrelay.worker.tiers.slot_folder import SlotFolder, file_bytes
+from kvrelay.worker.tiers.slot_folder import FolderLost, SlotFolder, file_bytes
 from kvrelay.worker.tiers.tier import StoredBlock
 
 TESTS = Path(__file__).parents[3]
@@ -249,6 +250,28 @@ print("writing", flush=True)
 for number in range(100_000):
     write(made, number % 50, size=200_000)
 """
+
+
+def test_a_worker_whose_folder_was_removed_does_not_write_to_its_successors(
+    tmp_path: Path,
+) -> None:
+    """Every folder has one writer."""
+    first = folder(tmp_path)
+    write(first, 1)
+    shutil.rmtree(tmp_path / "worker-0")
+    with pytest.raises(FolderLost, match="removed the folder"):
+        first.check_claim()
+    second = folder(tmp_path)
+    assert second.slot == tmp_path / "worker-0"
+    write(second, 2)
+    block = StoredBlock(key(1), BlockCopy(content(1), digest(content(1))))
+    done = write_blocks(first, [], [block], set())
+    assert isinstance(done.error, FolderLost)
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+    first.claim()
+    assert first.slot == tmp_path / "worker-1"
+    first.check_claim()
+    second.check_claim()
 
 
 def test_a_writer_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:

@@ -249,6 +249,22 @@ async def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
         await books_are_right(running)
 
 
+@pytest.mark.parametrize("what", ["kv", "kv/worker-0"])
+async def test_a_worker_whose_folder_was_removed_makes_another(tmp_path: Path, what: str) -> None:
+    """As a cleaner of temporary files removes it."""
+    path = tmp_path / "kv"
+    async with toy_workers(toy_config(tiers(path)), BLOCKS, "decode-0") as running:
+        one = await Client.of(running)
+        await one.ask_all()
+        await one.until(lambda tier: tier.stored > 60)
+        (tmp_path / what).rename(tmp_path / "gone")
+        async with asyncio.timeout(120):
+            while len(files(path)) < 20 or not await one.ask_all():
+                await one.ask_all()
+        assert await one.until(lambda tier: "removed the folder" in tier.error)
+        await books_are_right(running)
+
+
 async def test_a_folder_that_is_removed_under_the_worker(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     async with toy_workers(toy_config(tiers(path)), BLOCKS, "decode-0") as running:
