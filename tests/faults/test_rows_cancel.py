@@ -37,8 +37,13 @@ async def test_row_04_cancelled_in_each_state(fleet: Fleet, state: str) -> None:
         names = [one.request_id async for one in cancelled_in(fleet, case, state, TIMES)]
         rows = await recorded(fleet, names)
         phase, counts = AS_RECORDED[state]
+        # A complete answer is held for a short time, and a busy router may see its end first.
+        complete = {name for name in names if rows[name]["state"] == "length"}
+        assert not complete or (state == "finishing" and len(complete) < TIMES / 2)
         for name in names:
             row = rows[name]
+            if name in complete:
+                continue
             assert (row["state"], row["phases"][-1][0]) == ("cancelled", phase), row
             assert row["tokens"] in counts, row
             fault.evidence.append(
