@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from kvrelay.clock import Clock
 from router.core.queueing.request_pace import STRANGER, Pace
 
-# Limit on the waiting polls of a tenant, and on waiting callers without a valid token, over both
-# protocols. Each occupies memory.
-MAX_WAITING = 1024
+# Limits on the waiting polls of a tenant, and on waiting callers without a valid token, over both
+# protocols. Each occupies about 30 KiB. A poll beyond the limit is answered at once, so a flood is
+# only slowed down while its calls fit: 8192 are those of 64 gRPC connections.
+MAX_POLLS, MAX_STRANGERS = 8192, 1024
 
 
 class InProgress:
@@ -55,11 +56,11 @@ class WaitingRoom:
         other requests.
 
         Waiting requests leave one after the other, at the tenant's pace. A poll does not wait if
-        MAX_WAITING polls of the tenant wait already.
+        MAX_POLLS polls of the tenant wait already.
         """
         wait_s = self._wait_s(name, charge=poll)
         waiting = self._polls if poll else self._waiting
-        if not wait_s or (poll and waiting[name] >= MAX_WAITING):
+        if not wait_s or (poll and waiting[name] >= MAX_POLLS):
             return
         waiting[name] += 1
         try:
@@ -73,12 +74,12 @@ class WaitingRoom:
         """Waits until the common debt of callers without a valid token is paid off, and charges one
         error.
 
-        Returns False at once if MAX_WAITING callers wait already.
+        Returns False at once if MAX_STRANGERS callers wait already.
         """
         wait_s = self._wait_s(STRANGER, charge=True)
         if not wait_s:
             return True
-        if self._strangers >= MAX_WAITING:
+        if self._strangers >= MAX_STRANGERS:
             return False
         self._strangers += 1
         try:

@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "few strangers wait",
         "router/frontend/waiting_room.py",
-        "if self._strangers >= MAX_WAITING:",
+        "if self._strangers >= MAX_STRANGERS:",
         "if False:",
         (
             "unit/router/api/test_pacing.py::test_strangers_wait_for_each_other_and_hold_few_connections",

@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "few polls of a tenant wait",
         "router/frontend/waiting_room.py",
-        "if not wait_s or (poll and waiting[name] >= MAX_WAITING):",
+        "if not wait_s or (poll and waiting[name] >= MAX_POLLS):",
         "if not wait_s:",
         ("unit/router/api/test_pacing.py::test_few_polls_of_a_tenant_wait",),
     ),

@@ -17,6 +17,7 @@ from support.tokens import Tokens, bearer
 
 import kvrelay
 import router.api.grpc.auth
+import router.api.grpc.listener
 import router.api.http.connections.pacing
 import router.core.queueing.request_pace
 import router.frontend.waiting_room
@@ -225,7 +226,7 @@ async def test_refused_calls_are_charged_on_grpc(endpoints: Endpoints) -> None:
 async def test_strangers_wait_for_each_other_and_hold_few_connections(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
     strangers = await endpoints.polls("kvr_unknown", 12)
     await ended(strangers, 10)  # all but the two that wait
     answers = [task.result() for task in strangers if task.done()]
@@ -239,7 +240,7 @@ async def test_strangers_wait_for_each_other_and_hold_few_connections(
 async def test_strangers_on_grpc_wait_in_the_same_room(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
     async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
 
@@ -266,7 +267,7 @@ async def test_strangers_on_grpc_wait_in_the_same_room(
 async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("BURST", 0.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
         monkeypatch.setattr(router.core.queueing.request_pace, name, value)
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
     waiting_room = WaitingRoom(ManualClock())
     assert await waiting_room.stranger()
     waiting = [asyncio.create_task(waiting_room.stranger()) for _ in range(3)]
@@ -279,11 +280,17 @@ async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch)
     await cancelled(waiting)
 
 
+def test_all_calls_of_64_connections_wait() -> None:
+    """Those that are refused at once come again at once."""
+    most = router.api.grpc.auth.MAX_CALLS + router.frontend.waiting_room.MAX_POLLS
+    assert most >= 64 * router.api.grpc.listener.MAX_STREAMS
+
+
 async def test_few_polls_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each occupies memory, and calls of many connections are many."""
     for name, value in (("BURST", 0.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
         monkeypatch.setattr(router.core.queueing.request_pace, name, value)
-    monkeypatch.setattr(router.frontend.waiting_room, "MAX_WAITING", 2)
+    monkeypatch.setattr(router.frontend.waiting_room, "MAX_POLLS", 2)
     waiting_room = WaitingRoom(ManualClock())
     await waiting_room.tenant("a", poll=True)
     for name in "ab":
