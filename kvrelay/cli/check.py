@@ -57,7 +57,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration and this machine: the changed values, the memory of the workers, and
-    all that `kvrelay serve` refuses before it loads the model. Starts nothing.
+    all that `kvrelay serve` and its workers refuse before weights are loaded. Starts nothing.
 
     The ports must be free. While a cluster runs, its own ports are reported as in use.
 
@@ -88,7 +88,7 @@ def check(
         pools = plan_memory(one, machine)
         policy = None if one.autoscaling is None else load_policy(Path(one.autoscaling))
         models.append(CheckedModel(one, pools, largest_pools(pools, policy)))
-    problems = machine_problems(loaded)
+    problems = [*_card_problems(loaded), *machine_problems(loaded)]
     try:
         asyncio.run(check_redis(loaded))
     except KvRelayError as error:
@@ -99,6 +99,18 @@ def check(
         print(_values(loaded, all_values=all_values))
         _print(loaded, models, machine, problems)
     raise typer.Exit(1 if problems else 0)
+
+
+def _card_problems(config: ClusterConfig) -> Iterator[str]:
+    """Yields why a router would not serve a model."""
+    from kvrelay.models import local_folder, resolve_model
+    from router.frontend.model_card import ModelCard, ask_transformers
+
+    for one in config.served:
+        try:
+            ModelCard.load(local_folder(resolve_model(one.model.path)), one.model, ask_transformers)
+        except KvRelayError as error:
+            yield error.message
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,7 @@ from kvrelay.cli.options.output import PrintJson
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
+from kvrelay.errors import InvalidArgument
 from kvrelay.process.machine import QUIET_CORES, busy_cores
 
 if TYPE_CHECKING:
@@ -132,6 +134,17 @@ def handoff(
     from kvrelay.bench.handoff.run import Options, run
     from kvrelay.bench.handoff.table import report_view
 
+    for one in transport or ():
+        if one not in (*TRANSPORTS, "nixl"):
+            raise InvalidArgument(
+                f"--transport: {one!r:.40} is not measured here; allowed are shm, grpc, gloo and "
+                "nixl"
+            )
+    if "nixl" in (transport or ()) and find_spec("nixl") is None:
+        raise InvalidArgument(
+            "--transport: nixl needs the package nixl, which is not installed; run pip install "
+            "'.[nixl]' in a clone of kvrelay"
+        )
     first, second = first_cores(2)
     with progress_bars() as progress:
         report = run(

@@ -16,7 +16,10 @@ from kvrelay.types.workers import POOLS
 _MOST = 2**20
 # Kind: what it is called, and where it belongs.
 _KINDS = {
-    "configuration": ("a configuration of a cluster", "give it with -c"),
+    "configuration": (
+        "a configuration of a cluster",
+        "give it with -c to a command that has it, such as `kvrelay serve`",
+    ),
     "policy": (
         "an autoscaling policy",
         "name it as `autoscaling` in the configuration, or with `kvrelay simulate --autoscaling`",

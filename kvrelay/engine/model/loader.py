@@ -104,13 +104,29 @@ def load_model(
     )
 
 
+def check_model(path: str, checkpoint: Checkpoint) -> None:
+    """Raises ModelRefused for what the configuration and the headers of the weights tell. Allocates
+    no memory for weights.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
+        _check_kind(check_sizes(config, checkpoint), path)
+    except ModelRefused:
+        raise
+    # A configuration can make transformers raise any exception.
+    except Exception as error:
+        raise _not_loaded(path, error) from error
+
+
+def _not_loaded(path: str, error: Exception) -> ModelRefused:
+    return ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}")
+
+
 def _load(
     path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int
 ) -> PreTrainedModel:
+    check_model(path, checkpoint)
     try:
-        config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
-        # Checked before memory for weights is allocated.
-        _check_kind(check_sizes(config, checkpoint), path)
         model, report = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),
             dtype=dtype,
@@ -123,11 +139,9 @@ def _load(
             ignore_mismatched_sizes=True,
             distributed_config=DistributedConfig(tp_size=ranks) if ranks > 1 else None,
         )
-    except ModelRefused:
-        raise
-    # A configuration can make transformers raise any exception.
+    # A model's own code can raise any exception.
     except Exception as error:
-        raise ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}") from error
+        raise _not_loaded(path, error) from error
     wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     wrong += [
         f"{name} is {found}, not {wanted}"

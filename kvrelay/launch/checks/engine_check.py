@@ -17,16 +17,19 @@ from kvrelay.types.workers import POOLS
 from kvrelay.vllm_engine.version_check import check_version
 
 # What can be asked about a model, each in a process of its own.
-_VLLM, _RANKS = "kvrelay.vllm_engine.model_check", "kvrelay.worker.runtime.ranks_check"
+_VLLM, _NATIVE = "kvrelay.vllm_engine.model_check", "kvrelay.worker.runtime.model_check"
 # An engine takes seconds to import. On a machine that is too busy for this, the workers check.
 _TIMEOUT_S = 120.0
 
 log = get_logger("launch")
 
 
-def check_engine(config: ClusterConfig, timeout_s: float = _TIMEOUT_S) -> None:
-    """Asks vLLM about the model and engine_args, or transformers whether ranks can share the model.
-    This takes as long as importing them. The workers check what follows from the weights.
+def check_engine(
+    config: ClusterConfig, timeout_s: float = _TIMEOUT_S, *, thorough: bool = False
+) -> None:
+    """Asks vLLM about the model and engine_args, or transformers about the model, if ranks share it
+    or if the check is `thorough`. This takes as long as importing them. The workers check what
+    follows from the weights.
 
     Raises ConfigError for another release of vLLM, ModelRefused with the engine's reason, and
     Unavailable if the engine cannot be asked.
@@ -34,8 +37,8 @@ def check_engine(config: ClusterConfig, timeout_s: float = _TIMEOUT_S) -> None:
     if config.decode.engine == "vllm":
         check_version()
         _ask(config, _VLLM, "vLLM", "`python -m vllm.collect_env`", timeout_s)
-    elif any(config.pool(pool).tensor_parallel > 1 for pool in POOLS):
-        _ask(config, _RANKS, "transformers", "`transformers env`", timeout_s)
+    elif thorough or any(config.pool(pool).tensor_parallel > 1 for pool in POOLS):
+        _ask(config, _NATIVE, "transformers", "`transformers env`", timeout_s)
 
 
 def _ask(config: ClusterConfig, module: str, engine: str, diagnosis: str, timeout_s: float) -> None:

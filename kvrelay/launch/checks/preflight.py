@@ -54,9 +54,11 @@ def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
 
 
 def machine_problems(config: ClusterConfig) -> list[str]:
-    """Returns everything that `check_machine` would raise, for workers on this machine."""
+    """Returns everything that `check_machine` would raise, for workers on this machine, and why
+    they would refuse a model.
+    """
     found = []
-    for check in _checks(config, is_local=True):
+    for check in _checks(config, is_local=True, thorough=True):
         try:
             check()
         except KvRelayError as error:
@@ -64,7 +66,9 @@ def machine_problems(config: ClusterConfig) -> list[str]:
     return found
 
 
-def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], object]]:
+def _checks(
+    config: ClusterConfig, *, is_local: bool, thorough: bool = False
+) -> Iterator[Callable[[], object]]:
     """Yields what raises a KvRelayError each. Raises the errors of `plan_memory`."""
     security = config.security
     if security.tokens_file is not None:
@@ -98,7 +102,7 @@ def _checks(config: ClusterConfig, *, is_local: bool) -> Iterator[Callable[[], o
     yield partial(_check_gpus, config, machine)
     # Last, since it takes seconds.
     for one in config.served:
-        yield partial(check_engine, one)
+        yield partial(check_engine, one, thorough=thorough)
 
 
 def _check_kv(pools: tuple[PoolMemory, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BloomConfig, BloomForCausalLM
 
 import kvrelay
 from kvrelay.cli.main import run
@@ -42,6 +44,16 @@ def test_the_effective_configuration_is_one_that_loads(
     assert decode["max_batch"] == 32 if every else decode == {"weights": "int8", "replicas": 3}
     assert rest.startswith(f"This machine: {Machine.here()}")
     assert rest.endswith("Ready to serve.\n")
+
+
+def test_a_model_that_no_router_would_serve(tmp_path: Path, capsys: Output) -> None:
+    model = BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
+    BloomForCausalLM(model).save_pretrained(tmp_path)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{FREE_PORTS}model: {{path: {tmp_path}}}\nkv: {{memory: 64MiB}}\n")
+    assert run(["check", "-c", str(file)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the model names no longest sequence; set model.max_model_len" in shown
 
 
 def test_all_bad_values_of_a_file_are_told_at_once(tmp_path: Path, capsys: Output) -> None:
@@ -168,7 +180,7 @@ def test_what_can_start_but_is_hardly_meant(tmp_path: Path, capsys: Output) -> N
     model.mkdir()
     for one in Path(resolve_model("demo")).iterdir():
         if one.name != "tokenizer.json":
-            (model / one.name).symlink_to(one)
+            shutil.copy(one, model)
     file = tmp_path / "cluster.yaml"
     file.write_text(f"{FREE_PORTS}model: {{path: {model}}}\nprefill: {{threads: 500}}\n")
     assert run(["check", "-c", str(file)]) == 0

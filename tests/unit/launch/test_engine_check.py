@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import FalconConfig, FalconForCausalLM
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ModelRefused, Unavailable
@@ -63,6 +64,17 @@ def test_a_model_of_the_hub_is_checked_when_it_is_here(
     monkeypatch.setattr(engine_check, "has_weights", lambda _: True)
     with pytest.raises(ModelRefused, match="refused"):
         check_engine(CONFIG)
+
+
+def test_a_thorough_check_knows_classes_that_no_worker_serves(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1}
+    model = FalconConfig(**sizes, num_attention_heads=2, alibi=False)
+    FalconForCausalLM(model).save_pretrained(tmp_path)
+    config = ClusterConfig.model_validate({"model": {"path": str(tmp_path)}})
+    check_engine(config)
+    with pytest.raises(ModelRefused, match="FalconForCausalLM does not support attention backends"):
+        check_engine(config, thorough=True)
+    check_engine(ClusterConfig(), thorough=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 3])
