@@ -132,7 +132,8 @@ def serving(
     thread.start()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server()
+        # As a router's: gRPC's own server ends a connection that sends pings for half a minute.
+        server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
         if isinstance(servicer, cluster.ClusterServiceServicer):
             cluster.add_ClusterServiceServicer_to_server(servicer, server)
         else:
