@@ -106,10 +106,8 @@ class SlotFolder:
 
         Raises OSError: the first one, if no folder can be had.
         """
-        if self._lock >= 0:
-            # Of a folder that was lost.
-            os.close(self._lock)
-            self._lock = -1
+        # A folder that was lost is still locked.
+        self._unlock()
         self._made.clear()
         # Parents belong to the user; only what is created here has to be private.
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,9 +162,13 @@ class SlotFolder:
 
     def release(self) -> None:
         """Gives the folder up. Its files stay."""
+        self._unlock()
+        self._slot = None
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
-        self._lock, self._slot = -1, None
+        self._lock = -1
 
     def look_around(self) -> None:
         """Finds the folders of other workers that have files of this layout. Raises OSError, also

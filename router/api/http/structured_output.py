@@ -211,7 +211,7 @@ def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str,
             f"{' and '.join(found)} each prescribe the answer; give one of them",
             field=next(reversed(found)),
         )
-    if calls in found.values():
+    if calls is not None:
         return "tools", calls
     return next(iter(found.items()), ("", None))
 
