@@ -7,7 +7,7 @@ import json
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -108,15 +108,8 @@ class HttpClient:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
-        body = {
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-            "request_id": request_id,
-        }
-        data = json.dumps(body).encode()
+        body = self._body(request_id, prompt)
+        data = json.dumps(body | {"max_tokens": max_tokens, "stream": True}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -150,5 +143,26 @@ class HttpClient:
     async def close(self) -> None:
         """Closes the connection, if there is one."""
         if self._streams is not None:
-            self._streams[1].close()
-            await self._streams[1].wait_closed()
+            writer, self._streams = self._streams[1], None
+            writer.close()
+            await writer.wait_closed()
+
+    def _body(self, request_id: str, prompt: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            "prompt": prompt,
+            "temperature": 0,
+            "ignore_eos": True,
+            "request_id": request_id,
+        }
+
+
+class PeerClient(HttpClient):
+    """A client of a router that passes text on to an HttpWorker."""
+
+    def _body(self, request_id: str, prompt: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            "model": "demo",
+            "prompt": " ".join(map(str, prompt)),
+            "temperature": 0,
+            "user": request_id,
+        }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrelay.bench.environment import model_folder
-from kvrelay.bench.router.mock_workers import AtOnceWorker
+from kvrelay.bench.router.mock_workers import AtOnceWorker, keep_pace
 from kvrelay.bench.router.router_process import RouterProcess, starting_router
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
@@ -71,7 +71,7 @@ async def mock_cluster(
             await worker.start()
             ends.push_async_callback(worker.stop)
         steps = [
-            worker.run(pools.step_s, pools.step_s * turn / pools.decode)
+            keep_pace(worker.step, pools.step_s, pools.step_s * turn / pools.decode)
             for turn, worker in enumerate(workers)
         ]
         tasks = [asyncio.create_task(one) for one in (*steps, _beat(registry, workers))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -110,17 +110,8 @@ class AtOnceWorker(WorkerServiceServicer):
         finally:
             reader.cancel()
 
-    async def run(self, interval: float, offset: float) -> None:
-        """Takes a step every `interval` seconds, starting after `offset`, until cancelled. Late
-        steps are made up for.
-        """
-        due = time.perf_counter() + offset
-        while True:
-            await asyncio.sleep(due - time.perf_counter())
-            self._step()
-            due += interval
-
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Takes a step."""
         batches: defaultdict[asyncio.Queue[Event], list[SequenceTokens]] = defaultdict(list)
         for key, one in list(self._sequences.items()):
             if one.committed:
@@ -183,3 +174,14 @@ class AtOnceWorker(WorkerServiceServicer):
             info.layout_hash,
             info.host_id,
         )
+
+
+async def keep_pace(step: Callable[[], None], interval_s: float, offset_s: float) -> None:
+    """Takes a step every `interval_s`, starting after `offset_s`, until cancelled. Late steps are
+    made up for.
+    """
+    due = time.perf_counter() + offset_s
+    while True:
+        await asyncio.sleep(due - time.perf_counter())
+        step()
+        due += interval_s

@@ -25,9 +25,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class RouterProcess:
     """A router process. `grpc` and `http` are HOST:PORT once the router is ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, http: str = "") -> None:
         self.grpc = ""
-        self.http = ""
+        self.http = http
         self._process = process
 
     async def ready(self) -> None:
@@ -119,15 +119,22 @@ def _write(folder: Path, config: dict[str, Any]) -> Path:
 
 
 async def _start(config: Path, core: int) -> asyncio.subprocess.Process:
-    command = bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", "router", "-c", str(config))
+    return await start_on_core(
+        core,
+        *(sys.executable, "-m", "kvrelay.cli.main", "router", "-c", str(config)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "KVRELAY_LOG_LEVEL": "warning"},
+    )
+
+
+async def start_on_core(core: int, *command: str, **options: Any) -> asyncio.subprocess.Process:
+    """Starts a program on one core. It ends with this process. `options`: those of
+    asyncio.create_subprocess_exec.
+    """
     allowed = os.sched_getaffinity(0)
     # The child inherits the affinity.
     os.sched_setaffinity(0, {core})
     try:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "KVRELAY_LOG_LEVEL": "warning"},
-        )
+        return await asyncio.create_subprocess_exec(*bound_to_parent(*command), **options)
     finally:
         os.sched_setaffinity(0, allowed)

@@ -6,15 +6,17 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from random import Random
 from typing import Any, Literal
 
 from kvrelay.bench.environment import model_folder
-from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Received
+from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, PeerClient, Received
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
+from kvrelay.bench.router.peer_router import Peer, peer_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
 from kvrelay.percentiles import percentile
@@ -50,6 +52,8 @@ class Options:
     quick: bool
     # Processes of the router, all on its core.
     processes: int = 1
+    # Routers of other projects, which get the HTTP cases too.
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Case:
     streams: int
     # Rate at which the workers emit tokens.
     tokens_per_second: int
+    # Router of another project that is measured, instead of kvrelay's.
+    peer: Peer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,11 @@ async def run(options: Options, progress: Progress) -> RouterReport:
     answer is incomplete.
     """
     os.sched_setaffinity(0, {options.cores[1]})
-    cases = _QUICK_CASES if options.quick else _CASES
+    cases = [
+        one
+        for case in (_QUICK_CASES if options.quick else _CASES)
+        for one in (case, *_peer_cases(case, options.peers))
+    ]
     done = progress("streams", len(cases))
     measured = []
     for case in cases:
@@ -148,6 +158,13 @@ async def run(options: Options, progress: Progress) -> RouterReport:
     )
 
 
+def _peer_cases(case: Case, peers: tuple[Peer, ...]) -> Iterator[Case]:
+    """Yields the case for each peer: peers have no endpoint for clients that speak gRPC."""
+    if case.endpoint == "http":
+        for peer in peers:
+            yield replace(case, peer=peer)
+
+
 async def _measure(case: Case, options: Options) -> Measured:
     """Measures a constant number of streams: when a request ends, its stream starts the next
     request.
@@ -155,11 +172,13 @@ async def _measure(case: Case, options: Options) -> Measured:
     said: defaultdict[str, list[float]] = defaultdict(list)
     received = Received()
     pools = _pools(case.streams // _BATCH, case.streams / case.tokens_per_second)
-    async with mock_cluster(
-        pools, options.cores[0], said=said, processes=options.processes
+    async with (
+        mock_cluster(pools, options.cores[0], said=said, processes=options.processes)
+        if case.peer is None
+        else peer_cluster(case.peer, pools, options.cores[0], _a_word()[1], said)
     ) as router:
         streams = [
-            asyncio.create_task(_stream(number, _client(case.endpoint, router, said), received))
+            asyncio.create_task(_stream(number, _client(case, router, said), received))
             for number in range(case.streams)
         ]
         try:
@@ -200,7 +219,7 @@ async def _grow(options: Options, progress: Progress) -> Growth:
     async with mock_cluster(
         _pools(2, 0.002), options.cores[0], said=said, processes=options.processes
     ) as router:
-        client = _client("grpc", router, said)
+        client = GrpcClient(router.grpc, said)
         received, ids, random = Received(), count(), Random(0)
 
         async def several(until: int) -> None:
@@ -225,14 +244,11 @@ def _pools(decode: int, step_s: float) -> MockPools:
     return MockPools(prefill=1, decode=decode, slots=2 * _BATCH, step_s=step_s, token=_a_word()[0])
 
 
-def _client(
-    endpoint: Endpoint, router: RouterProcess, said: defaultdict[str, list[float]]
-) -> Client:
-    return (
-        GrpcClient(router.grpc, said)
-        if endpoint == "grpc"
-        else HttpClient(router.http, _a_word()[1], said)
-    )
+def _client(case: Case, router: RouterProcess, said: defaultdict[str, list[float]]) -> Client:
+    if case.endpoint == "grpc":
+        return GrpcClient(router.grpc, said)
+    kind = HttpClient if case.peer is None else PeerClient
+    return kind(router.http, _a_word()[1], said)
 
 
 @cache

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from kvrelay.bench.router.run import RouterReport
+from kvrelay.bench.router.run import Case, RouterReport
 
 _MIB = 2**20
 
@@ -33,7 +33,7 @@ def report_view(report: RouterReport) -> RenderableType:
         table.add_column(column, justify="left" if column == "endpoint" else "right", no_wrap=True)
     for one in report.cases:
         table.add_row(
-            one.case.endpoint,
+            _name(one.case),
             str(one.case.streams),
             f"{one.case.tokens_per_second:,}",
             f"{one.tokens_per_second:,.0f}",
@@ -49,3 +49,7 @@ def report_view(report: RouterReport) -> RenderableType:
         f"after all of them"
     )
     return Group(head, table, memory)
+
+
+def _name(case: Case) -> str:
+    return case.endpoint if case.peer is None else f"{case.endpoint}, {case.peer.name}"

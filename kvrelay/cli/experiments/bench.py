@@ -179,6 +179,14 @@ def router(
             min=1, max=32, metavar="N", help="Processes of the router, which share its core."
         ),
     ] = 1,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="sglang-router|vllm-router=PYTHON",
+            help="Router to compare with, of the environment of that Python; repeatable. It gets "
+            "the same streams over HTTP, from workers that serve whole requests.",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
     as_json: PrintJson = False,
 ) -> None:
@@ -187,17 +195,23 @@ def router(
     Reports the CPU time of the router and the latency that it adds to each token. Mock workers and
     clients run on another core. Run nothing else on the machine.
 
-    Example: kvrelay bench router --quick
+    Example: kvrelay bench router --peer sglang-router=/opt/sglang-router/bin/python
     """
     import uvloop
 
     from kvrelay.bench.environment import first_cores
+    from kvrelay.bench.router.peer_router import Peer
     from kvrelay.bench.router.run import Options, run
     from kvrelay.bench.router.table import report_view
 
     first, second = first_cores(2)
     options = Options(
-        (first, second), min(seconds, 1.0) if quick else seconds, requests, quick, processes
+        (first, second),
+        min(seconds, 1.0) if quick else seconds,
+        requests,
+        quick,
+        processes,
+        tuple(map(Peer.parse, peer or ())),
     )
     with progress_bars() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(run(options, progress))

@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from kvrelay.bench.router.peer_router import Peer
 from kvrelay.bench.router.run import Case, Growth, Measured, RouterReport
 from kvrelay.bench.router.table import report_view
 
@@ -36,11 +38,12 @@ def test_each_endpoint_streams_what_the_workers_say(processes: str) -> None:
 
 def test_a_report_on_a_terminal() -> None:
     measured = Measured(Case("grpc", 256, 10_000), 9_900.0, 1.25, 0.5, 0.001, 0.004)
+    other = replace(measured, case=Case("http", 256, 10_000, Peer("sglang-router", "/bin/python")))
     report = RouterReport(
         "a CPU",
         (0, 1),
         4,
-        (measured,),
+        (measured, other),
         Growth(100_000, (*[100 * 2**20] * 9, 101 * 2**20), 900.0),
     )
     assert measured.tokens_per_core == pytest.approx(19_800)
@@ -49,6 +52,7 @@ def test_a_report_on_a_terminal() -> None:
     for words in (
         "in 4 processes",
         "19,800",
+        "http, sglang-router",
         "1.25",
         "50%",
         "4.00",

@@ -470,7 +470,7 @@ async def test_answer_of_a_worker_with_another_epoch_is_not_taken(
     await router.kill("decode-0")
     again = await router.add("decode-0", "decode", epoch=3)
     router.registry.entries["decode-0"] = replace(again.worker.info, epoch=2)
-    with pytest.raises(Unavailable):
+    with pytest.raises((Unavailable, DeadlineExceeded)):
         await collect(stub, ask(), timeout_s=1.5)
     assert again.worker.commands == []
 
