@@ -246,6 +246,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "gRPC's threads have less priority than the event loop",
+        "router/api/grpc/listener.py",
+        "        lower_priority()\n",
+        "",
+        (
+            "unit/router/api/grpc/test_listener.py::"
+            "test_the_event_loop_has_more_of_a_core_than_the_reading_of_a_flood",
+        ),
+    ),
+    Mutant(
         "calls that have ended do not count as open",
         "router/api/grpc/listener.py",
         '("grpc.http2.max_deallocating_streams", MAX_STREAMS),',

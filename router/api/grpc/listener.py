@@ -18,6 +18,7 @@ from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
 from router.api.grpc.auth import GrpcAccess
 from router.api.grpc.health import HealthService
+from router.api.grpc.io_threads import lower_priority
 from router.api.grpc.messages import GrpcMessages
 from router.api.http.connections.connection import MAX_HEAD_BYTES
 from router.process import open_files
@@ -139,6 +140,7 @@ class GrpcListener:
         """Starts to take calls."""
         for server in self._servers:
             await server.start()
+        lower_priority()
 
     async def stop(self, grace_s: float) -> None:
         """Stops taking calls, and cancels those that have not ended after `grace_s` seconds."""

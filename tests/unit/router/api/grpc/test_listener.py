@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import select
 import socket
+from pathlib import Path
 
 import grpc
 import pytest
@@ -89,6 +92,18 @@ async def test_a_client_may_begin_any_number_of_calls_on_one_connection() -> Non
                 await stub.ListModels(pb.ListModelsRequest())
 
         await asyncio.gather(*(calls() for _ in range(3 * MAX_STREAMS)))
+
+
+async def test_the_event_loop_has_more_of_a_core_than_the_reading_of_a_flood() -> None:
+    own, nice = os.getpriority(os.PRIO_PROCESS, 0), set[int]()
+    async with running_router(prefill=0), asyncio.timeout(60):
+        for thread in Path("/proc/self/task").iterdir():
+            # A thread may have ended.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (thread / "comm").read_text() == "event_engine\n":
+                    nice.add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
+    assert nice == {min(19, own + 10)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 async def test_two_routers_do_not_share_a_port() -> None:
