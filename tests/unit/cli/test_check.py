@@ -6,8 +6,10 @@ import json
 import platform
 import shutil
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,13 +21,32 @@ import kvrelay
 from kvrelay.cli.main import run
 from kvrelay.config.config_file import load_config
 from kvrelay.config.redis_url import without_password
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.checks import engine_check
 from kvrelay.models import resolve_model
 from kvrelay.planning.quantity import decimal_bytes
 from kvrelay.process.machine import Machine
+from kvrelay.types.workers import POOLS
 
 Output = pytest.CaptureFixture[str]
 FREE_PORTS = "listen: {grpc: 127.0.0.1:0, http: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
 WORD = st.text("abcXYZ019-_.", min_size=1, max_size=8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def asked_once() -> Iterator[None]:
+    """Asks transformers once about each model: a process that imports it takes seconds."""
+    ask, answered = engine_check._ask, set[tuple[object, ...]]()
+
+    def asked(config: ClusterConfig, *which: Any) -> None:
+        key = (config.model.path, *(config.pool(pool).tensor_parallel for pool in POOLS), *which)
+        if key not in answered:
+            ask(config, *which)
+            answered.add(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_check, "_ask", asked)
+        yield
 
 
 @pytest.mark.parametrize("every", [False, True])
