@@ -82,6 +82,8 @@ async def _start(
         *(peer.python, "-m", _MODULES[peer.name], "--host", host, "--port", port),
         *("--prometheus-port", str(_free_port()), "--log-level", "error"),
         *("--worker-urls", *workers),
+        # Nothing but the report goes to stdout.
+        stdout=asyncio.subprocess.DEVNULL,
     )
 
 
@@ -100,7 +102,10 @@ async def _answers(peer: Peer, process: asyncio.subprocess.Process, client: Peer
         raise Unavailable(f"{peer.name} was not ready within {_READY_S:g} s") from None
     finally:
         await client.close()
-    raise Unavailable(f"{peer.name} ended before it was ready; its log is above")
+    raise Unavailable(
+        f"{peer.name} ended with {process.returncode} before it was ready; run {peer.python} -m "
+        f"{_MODULES[peer.name]} to see why"
+    )
 
 
 def _free_port() -> int:

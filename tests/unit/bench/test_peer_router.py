@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from kvrelay.bench.router.clients import PeerClient, Received
 from kvrelay.bench.router.mock_cluster import MockPools
@@ -52,7 +55,14 @@ def peer_of(program: Path, text: str) -> Peer:
     return Peer.parse(f"sglang-router={program}")
 
 
-async def test_answers_pass_a_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_answers_pass_a_peer(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """On uvloop, as the command runs, and on asyncio's own loop."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(pass_answers(tmp_path))
+
+
+async def pass_answers(tmp_path: Path) -> None:
     peer = peer_of(tmp_path / "python", STAND_IN.format(python=sys.executable))
     said: defaultdict[str, list[float]] = defaultdict(list)
     received = Received()
@@ -70,7 +80,7 @@ async def test_answers_pass_a_peer(tmp_path: Path) -> None:
 
 async def test_a_peer_that_does_not_start(tmp_path: Path) -> None:
     peer = peer_of(tmp_path / "python", "#!/bin/sh\nexit 3\n")
-    with pytest.raises(Unavailable, match="sglang-router ended before it was ready"):
+    with pytest.raises(Unavailable, match="sglang-router ended with 3 before it was ready"):
         async with peer_cluster(peer, POOLS, CORE, WORD, defaultdict(list)):
             pass
 
