@@ -55,6 +55,8 @@ def kv_store(
     from kvrelay.config.schema import ClusterConfig
     from kvrelay.kv_store.block_store import BlockStore
     from kvrelay.kv_store.process import serve
+    from kvrelay.planning.quantity import size as in_units
+    from kvrelay.process.machine import Machine
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.process.telemetry import configure_logging
 
@@ -62,6 +64,10 @@ def kv_store(
     if not is_address(listen):
         raise InvalidArgument(f"--listen: {listen!r:.80} is not HOST:PORT")
     num_bytes = _bytes("--size", size)
+    if num_bytes > (memory := Machine.here().memory_bytes):
+        raise InvalidArgument(
+            f"--size: {size} is more than this machine's memory of {in_units(memory)}; set less"
+        )
     of_tenant = None if tenant_size is None else _bytes("--tenant-size", tenant_size)
     set_log_level(log_level)
     # A line each minute would be in a person's way.

@@ -22,7 +22,7 @@ def why_without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
     dtype = TORCH_DTYPE[loaded.kv_dtype]
     if loaded.dtype != loaded.kv_dtype or not PagedBatch.suits(layout, dtype):
         return (
-            f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of "
+            f"they do not fit {loaded.dtype} weights and {layout.dtype} KV in blocks of "
             f"{layout.block_size} tokens"
         )
     try:

@@ -118,7 +118,9 @@ class ModelRunner:
             self.not_captured = self._forward.not_captured
         # Drops tokens of sequences; None without eviction.
         self.evictor: TokenEvictor | None = (
-            None if eviction is None else token_evictor(eviction, loaded, kv, self.forward)
+            None
+            if eviction is None
+            else token_evictor(eviction, loaded, kv, max_model_len, self.forward)
         )
 
     @classmethod

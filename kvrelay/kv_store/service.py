@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import xxhash
@@ -46,8 +46,8 @@ from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHea
 MAX_PUTS = 8
 # Of these, puts of one connection. A worker has one at a time.
 MAX_OWN_PUTS = 2
-# Seconds that a Put may take, and bytes that it has to bring in each second more.
-PUT_S, RATE = 5.0, 2**20
+# Seconds that a call may wait for its worker, and bytes that it has to move in each second more.
+PATIENCE_S, RATE = 5.0, 2**24
 
 
 class KvStoreService:
@@ -96,14 +96,11 @@ class KvStoreService:
         except KvRelayError as error:
             await abort(context, error)
 
-    async def Get(
-        self, request: pb.StoreBlocksRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
-        """Yields the frames of the leading blocks that are here."""
+    async def Get(self, request: pb.StoreBlocksRequest, context: grpc.aio.ServicerContext) -> None:
+        """Writes the frames of the leading blocks that are here."""
         try:
             with self._call(context):
-                for frame in frames_of(self._leading(_named(request))):
-                    yield frame
+                await self._get(_named(request), context.write)
         except KvRelayError as error:
             await abort(context, error)
 
@@ -150,6 +147,19 @@ class KvStoreService:
                 return
             self.found += 1
             yield (record,)
+
+    async def _get(self, named: StoreBlocks, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Ends early, without an error, if the worker reads too slowly: an aborted call would keep
+        its block until the worker has read the frames before.
+        """
+        patience = _Patience()
+        for frame in frames_of(self._leading(named)):
+            try:
+                async with patience.waiting():
+                    await write(frame)
+            except TimeoutError:
+                return
+            patience.moved(len(frame))
 
     async def _put(self, frames: AsyncIterator[bytes]) -> transfer_pb.KvReceipt:
         arrival = _Arrival(frames)
@@ -234,31 +244,48 @@ def _check(peer: Protocol) -> None:
     ours().check(peer, "the worker")
 
 
+class _Patience:
+    """The time that a call may wait for its worker, which has to move bytes at a rate."""
+
+    def __init__(self) -> None:
+        self._left = PATIENCE_S
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Raises TimeoutError in the body when the time is over."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with asyncio.timeout(self._left):
+            yield
+        self._left -= clock() - began
+
+    def moved(self, num_bytes: int) -> None:
+        """Gives the call more time for what it has moved."""
+        self._left = min(PATIENCE_S, self._left + num_bytes / RATE)
+
+
 class _Arrival:
-    """The frames of a Put, which have to arrive at a rate."""
+    """The frames of a Put."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
-        # Seconds that the Put may still wait.
-        self._left = PUT_S
+        self._patience = _Patience()
 
     async def next(self) -> bytes:
         """The next frame. Raises InvalidArgument at the end, and DeadlineExceeded for a Put that is
         too slow.
         """
-        clock = asyncio.get_running_loop().time
-        began = clock()
         try:
-            async with asyncio.timeout(self._left):
+            async with self._patience.waiting():
                 data = await anext(self._frames)
         except StopAsyncIteration:
             raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the Put is too slow: it may wait for {PUT_S:g} s, and longer for each "
+                f"the Put is too slow: it may wait for {PATIENCE_S:g} s, and longer for each "
                 f"{RATE >> 20} MiB that it brings by a second"
             ) from None
-        self._left = min(PUT_S, self._left - (clock() - began) + len(data) / RATE)
+        self._patience.moved(len(data))
         return data
 
 

@@ -50,16 +50,17 @@ class _Centres:
 
 
 def query_centres(
-    loaded: LoadedModel, kv: KvPool, rotary: Rotary, forward: Forward
+    loaded: LoadedModel, kv: KvPool, max_model_len: int, rotary: Rotary, forward: Forward
 ) -> list[QueryCentre]:
     """The centre of each layer's queries. Overwrites the first blocks of the memory.
 
-    Raises ConfigError if the first layer's queries are not turned as `Rotary` says: there they
-    depend on the position in no other way.
+    max_model_len: positions that `forward` takes, at most those of the model. Raises ConfigError if
+    the first layer's queries are not turned as `Rotary` says: there they depend on the position in
+    no other way.
     """
-    room = min(LENGTH, loaded.max_model_len, kv.num_blocks * kv.layout.block_size)
-    tokens = _tokens(loaded, room)
-    apart = min(_APART, loaded.max_model_len - len(tokens))
+    room = min(LENGTH, max_model_len - _APART, kv.num_blocks * kv.layout.block_size)
+    tokens = _tokens(loaded, max(1, room))
+    apart = min(_APART, max_model_len - len(tokens))
     runs = []
     for start in (0, apart):
         run = _Centres(torch.arange(start, start + len(tokens)), rotary)
@@ -76,10 +77,7 @@ def query_centres(
 
 
 def _tokens(loaded: LoadedModel, room: int) -> list[int]:
-    """Tokens of the text, or any tokens if the model has no tokenizer for it. Leaves positions for
-    the check.
-    """
-    room = max(1, min(room, loaded.max_model_len - _APART))
+    """Tokens of the text, or any tokens if the model has no tokenizer for it."""
     tokens = _tokens_of_text(loaded)[:room]
     if len(tokens) >= min(room, _LEAST):
         return tokens

@@ -16,10 +16,15 @@ from kvrelay.types.eviction import EvictionMethod
 
 
 def token_evictor(
-    method: EvictionMethod, loaded: LoadedModel, kv: KvPool, forward: Forward
+    method: EvictionMethod,
+    loaded: LoadedModel,
+    kv: KvPool,
+    max_model_len: int,
+    forward: Forward,
 ) -> TokenEvictor:
-    """The evictor of a model whose KV memory is not used yet. Overwrites the first blocks. Raises
-    ConfigError if the method cannot serve the model.
+    """The evictor of a model whose KV memory is not used yet, for sequences of at most
+    `max_model_len` tokens. Overwrites the first blocks. Raises ConfigError if the method cannot
+    serve the model.
     """
     keys = StoredKeys(kv)
     kv_heads = [layer.kv_heads for layer in kv.layout.share.layers]
@@ -31,7 +36,7 @@ def token_evictor(
             scores = AttentionScores(keys, kv_heads)
         case "triattention":
             rotary = _rotary(loaded)
-            centres = query_centres(loaded, kv, rotary, forward)
+            centres = query_centres(loaded, kv, max_model_len, rotary, forward)
             scores = TrigonometricScores(keys, rotary, centres, kv_heads)
     return TokenEvictor(RowMover(kv), scores, kv.layout.block_size)
 

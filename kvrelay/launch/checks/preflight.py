@@ -37,6 +37,8 @@ _ROOM_BYTES = 32 * 2**20
 _LOOPBACK_S = 5.0
 # Ray's object store, and the segments of the transport shm.
 _SHARED_MEMORY = Path("/dev/shm")
+# Bytes of the names below a disk tier's path: folders of the worker and its layout, and a file.
+_TIER_NAMES = 256
 # The least that a worker takes: a Python process with torch, without weights and KV.
 _WORKER_BYTES = 128 * 2**20
 # Memory of a process of a router, with those that render chat templates and try out schemas.
@@ -284,7 +286,9 @@ def _check_tiers(pool: PoolMemory) -> None:
         folder = folder.parent
     reason = ""
     is_path = str(folder) == pool.disk_tier_path
-    if not folder.is_dir() or (is_path and folder.is_symlink()):
+    if _is_too_long(pool.disk_tier_path, folder):
+        reason = "it or a part of it is longer than the file system allows"
+    elif not folder.is_dir() or (is_path and folder.is_symlink()):
         reason = f"{folder} is not a folder"
     elif not _can_be_written(folder):
         reason = f"{folder} cannot be written to"
@@ -296,6 +300,13 @@ def _check_tiers(pool: PoolMemory) -> None:
             f"{pool.disk_tier_path}: {reason}; set path to a folder that only this user can write "
             "to, or that does not exist yet"
         )
+
+
+def _is_too_long(path: str, existing: Path) -> bool:
+    """Whether a tier's files cannot have names below `path`, of which `existing` exists."""
+    most, most_of_part = (os.pathconf(existing, name) for name in ("PC_PATH_MAX", "PC_NAME_MAX"))
+    parts = map(os.fsencode, Path(path).parts)
+    return len(os.fsencode(path)) + _TIER_NAMES > most or max(map(len, parts)) > most_of_part
 
 
 def _can_be_written(folder: Path) -> bool:

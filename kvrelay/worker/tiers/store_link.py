@@ -301,8 +301,7 @@ class StoreLink:
             missing = deque(keys)
             records = Records(lambda header: self._check(header, missing))
             while missing:
-                async with asyncio.timeout(_SILENCE_S):
-                    data = await anext(frames, None)
+                data = await self._next(frames)
                 if data is None:
                     self._known.pop(missing[0].identity, None)
                     return
@@ -310,6 +309,18 @@ class StoreLink:
                     view = np.frombuffer(record[HEADER_BYTES:], np.uint8)
                     copy = BlockCopy(view, header.digest)
                     found.append(StoredBlock(missing.popleft(), copy))
+
+    async def _next(self, frames: AsyncIterator[bytes]) -> bytes | None:
+        """The next frame; None at the end. Raises what the call raises, and TimeoutError."""
+        began = self._clock.now()
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                return await anext(frames, None)
+        except asyncio.CancelledError:
+            # A prompt does not wait as long for a store that is lost.
+            if self._clock.now() - began > _FIND_S:
+                self._failed("read", TimeoutError())
+            raise
 
     def _check(self, header: BlockHeader, missing: deque[BlockKey]) -> None:
         """Raises BadBlockFile for a block that was not asked for."""

@@ -63,6 +63,7 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         ("controller -c /dev/null", ("redis.url is embedded", "or run `kvrelay serve`")),
         ("generate hi --tls-ca {junk}", ("--tls-ca {junk} contains no PEM certificate", "CA")),
         ("kv-store --size little", ("--size", "is not a size", "MiB")),
+        ("kv-store --size 1000TiB", ("--size", "more than this machine's memory of", "set less")),
         ("kv-store --size 12", ("--size", "too little", "1MiB or more")),
         ("kv-store --listen nowhere", ("--listen", "is not HOST:PORT")),
         ("kv-store --listen 10.1.2.3:0", ("--listen", "not a loopback", "security.tls")),

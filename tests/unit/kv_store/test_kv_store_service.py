@@ -301,7 +301,7 @@ async def test_silent_puts_of_one_connection_hold_up_no_other() -> None:
 
 
 async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "PUT_S", 0.05)
+    monkeypatch.setattr(service, "PATIENCE_S", 0.05)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield opening(stored(1))
@@ -311,6 +311,24 @@ async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await store_put(channel, stalled(), 60.0)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_read_whose_worker_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep blocks in memory that the store has given up."""
+    monkeypatch.setattr(service, "PATIENCE_S", 0.05)
+    block, held = stored(1, block_bytes=2**23), BlockStore(2**26)
+    held.put((LAYOUT, block.key.identity), TENANT, b"".join(payload(block)))
+    written = 0
+
+    async def write(frame: bytes) -> None:
+        nonlocal written
+        written += 1
+        if written == 3:
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(60):
+        await service.KvStoreService(held)._get(StoreBlocks(LAYOUT, (block.key.identity,)), write)
+    assert written == 3
 
 
 async def test_random_bytes_end_their_call_only() -> None:

@@ -123,6 +123,8 @@ def test_shared_memory_that_cannot_be_written_to_is_named(folder: str) -> None:
         ("link", "is not a folder"),
         ("open", "can be written to by other users"),
         ("proc", "/proc cannot be written to"),
+        ("long part", "longer than the file system allows"),
+        ("long", "longer than the file system allows"),
         ("small", "has 100 bytes, and a block of KV takes 81920"),
         ("new", ""),
         ("private", ""),
@@ -136,6 +138,10 @@ def test_a_disk_tier_that_cannot_be_used_is_refused(tmp_path: Path, mode: str, w
         path.symlink_to(tmp_path)
     elif mode == "proc":
         path = Path("/proc/kv")
+    elif mode == "long part":
+        path /= "x" * 300
+    elif mode == "long":
+        path = path.joinpath(*["x" * 200] * 20)
     elif mode != "new":
         path.mkdir(mode=0o700)
         path.chmod(0o777 if mode == "open" else 0o700)

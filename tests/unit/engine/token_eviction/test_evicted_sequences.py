@@ -4,6 +4,7 @@ for every method, kernel and KV dtype.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -179,6 +180,25 @@ def test_triattention_is_refused_without_rotary_embeddings_of_its_order(
 ) -> None:
     with pytest.raises(ConfigError, match=r"kv\.eviction: triattention needs rotary"):
         ModelRunner.load(str(tiny_model(kind)), kv_bytes=1 << 20, eviction="triattention")
+
+
+# Around the length of the text, and the distance between its two runs.
+@pytest.mark.parametrize("longest", [2, 63, 64, 65, 130, 300, 511, 512, 513, 575, 576, 577])
+def test_triattention_measures_within_the_longest_sequence(
+    tiny_model: Callable[..., Path], tmp_path: Path, longest: int
+) -> None:
+    folder = shutil.copytree(tiny_model(), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    runner = ModelRunner.load(
+        str(folder),
+        block_size=16,
+        kv_bytes=1 << 20,
+        max_model_len=longest,
+        eviction="triattention",
+    )
+    assert runner.evictor is not None
+    assert runner.max_model_len == longest
 
 
 @pytest.mark.parametrize(

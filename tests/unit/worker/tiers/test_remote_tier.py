@@ -285,6 +285,28 @@ async def test_a_store_that_stops_within_a_read_gives_what_came(
         await all_come_back(tier)
 
 
+async def test_a_store_is_skipped_that_is_silent_for_as_long_as_a_prompt_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with behind_a_proxy() as (proxy, tier):
+        monkeypatch.setattr(store_link, "_FIND_S", 0.1)
+        proxy.part()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await tier.read(*NUMBERS)
+        assert not tier.tier.works
+        assert "no answer in time" in tier.tier.counts.error
+        # A read that its request's end cancels says nothing about the store.
+        monkeypatch.setattr(store_link, "_FIND_S", 30.0)
+        proxy.heal()
+        await tier.opened()
+        proxy.part()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await tier.read(*NUMBERS)
+        assert tier.tier.works
+
+
 async def test_a_connection_that_breaks_is_made_again() -> None:
     async with behind_a_proxy() as (proxy, tier):
         for _ in range(3):
