@@ -92,4 +92,11 @@ MUTANTS = (
         "if False:",
         ("unit/router/core/test_path_policy.py::test_a_sequence_that_dropped_tokens_stays_local",),
     ),
+    Mutant(
+        "the text that tells where queries lie fits the longest sequence",
+        ROOM + "calibration.py",
+        "min(LENGTH, max_model_len - _APART,",
+        "min(LENGTH,",
+        (LOGITS + "test_triattention_measures_within_the_longest_sequence",),
+    ),
 )

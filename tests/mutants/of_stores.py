@@ -101,4 +101,25 @@ MUTANTS = (
         "        if True:",
         (f"{REMOTE}test_a_killed_store_loses_its_blocks_only",),
     ),
+    Mutant(
+        "a read whose worker does not read ends",
+        SERVICE,
+        "                async with patience.waiting():\n                    await write(frame)",
+        "                await write(frame)",
+        (f"{PUTS}test_a_read_whose_worker_does_not_read_ends",),
+    ),
+    Mutant(
+        "a store that is silent for as long as a prompt waits",
+        LINK,
+        "            if self._clock.now() - began > _FIND_S:",
+        "            if False:",
+        (f"{REMOTE}test_a_store_is_skipped_that_is_silent_for_as_long_as_a_prompt_waits",),
+    ),
+    Mutant(
+        "a read that was cancelled early says nothing about its store",
+        LINK,
+        "            if self._clock.now() - began > _FIND_S:",
+        "            if True:",
+        (f"{REMOTE}test_a_store_is_skipped_that_is_silent_for_as_long_as_a_prompt_waits",),
+    ),
 )
