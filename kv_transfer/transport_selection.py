@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvrelay.errors import Unimplemented
@@ -19,6 +20,16 @@ def host_id() -> str:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def missing_package(transport: str) -> str:
+    """Says which package the transport needs, and how to install it; empty if it is there."""
+    if transport != "nixl" or find_spec("nixl") is not None:
+        return ""
+    return (
+        "nixl needs the package nixl, which is not installed; run pip install '.[nixl]' in a clone "
+        "of kvrelay"
+    )
 
 
 def choose_transport(

@@ -17,11 +17,13 @@ from kvrelay.clock import MonotonicClock
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.types.kv_layout import KvLayout
 
+# Measured by default.
 TRANSPORTS = ("shm", "grpc", "gloo")
 _MODEL = "bench"
 # Passes for each requested run, because a hand-off is short.
 _PASSES = 3
-_LIMIT_OF = {"shm": "memcpy", "grpc": "loopback", "gloo": "loopback", "nixl": "memcpy"}
+# The limit of the machine that bounds each transport that is measured.
+LIMIT_OF = {"shm": "memcpy", "grpc": "loopback", "gloo": "loopback", "nixl": "memcpy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Rate:
     @property
     def limit(self) -> str:
         """The field of WireLimits that bounds this transport."""
-        return _LIMIT_OF[self.transport]
+        return LIMIT_OF[self.transport]
 
 
 async def measure_rates(

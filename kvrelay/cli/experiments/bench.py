@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,22 +128,20 @@ def handoff(
 
     Example: kvrelay bench handoff --transport shm --json
     """
+    from kv_transfer.transport_selection import missing_package
     from kvrelay.bench.environment import first_cores
-    from kvrelay.bench.handoff.rates import TRANSPORTS
+    from kvrelay.bench.handoff.rates import LIMIT_OF, TRANSPORTS
     from kvrelay.bench.handoff.run import Options, run
     from kvrelay.bench.handoff.table import report_view
 
     for one in transport or ():
-        if one not in (*TRANSPORTS, "nixl"):
+        if one not in LIMIT_OF:
+            allowed = ", ".join(LIMIT_OF)
             raise InvalidArgument(
-                f"--transport: {one!r:.40} is not measured here; allowed are shm, grpc, gloo and "
-                "nixl"
+                f"--transport: {one!r:.40} is not measured here; allowed are {allowed}"
             )
-    if "nixl" in (transport or ()) and find_spec("nixl") is None:
-        raise InvalidArgument(
-            "--transport: nixl needs the package nixl, which is not installed; run pip install "
-            "'.[nixl]' in a clone of kvrelay"
-        )
+        if missing := missing_package(one):
+            raise InvalidArgument(f"--transport: {missing}")
     first, second = first_cores(2)
     with progress_bars() as progress:
         report = run(

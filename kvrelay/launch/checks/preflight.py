@@ -9,10 +9,9 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
-from kv_transfer.transport_selection import choose_transport
+from kv_transfer.transport_selection import choose_transport, missing_package
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, KvRelayError, ModelRefused, Unavailable, Unimplemented
@@ -176,11 +175,8 @@ def _check_transport(config: ClusterConfig) -> None:
         )
     except Unimplemented as error:
         raise ConfigError(f"transfer.transport: {error.message}") from None
-    if requested == "nixl" and find_spec("nixl") is None:
-        raise ConfigError(
-            "transfer.transport: nixl needs the package nixl, which is not installed; run pip "
-            "install '.[nixl]' in a clone of kvrelay, or set transfer.transport: auto"
-        )
+    if missing := missing_package(requested):
+        raise ConfigError(f"transfer.transport: {missing}, or set transfer.transport: auto")
 
 
 def _check_workers(wanted: int, total: int) -> None:

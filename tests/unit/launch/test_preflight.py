@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import MistralConfig, MistralForCausalLM
 
+from kv_transfer import transport_selection
 from kv_transfer.transport_selection import TRANSPORTS, choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, Unavailable, Unimplemented
@@ -80,7 +81,7 @@ def test_a_transport_that_no_handoff_could_use_is_refused(
     transport: str, gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "_check_gpus", lambda config, machine: None)
-    monkeypatch.setattr(preflight, "find_spec", lambda name: "installed")
+    monkeypatch.setattr(transport_selection, "find_spec", lambda name: "installed")
     pools = {pool: {"resources": {"num_gpus": n}} for pool, n in gpus.items()}
     loaded = ClusterConfig.model_validate(
         {"listen": FREE_PORTS, "transfer": {"transport": transport}, **pools}
@@ -101,7 +102,7 @@ def test_a_transport_that_no_handoff_could_use_is_refused(
 
 
 def test_nixl_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(transport_selection, "find_spec", lambda name: None)
     asked = {"listen": FREE_PORTS, "transfer": {"transport": "nixl"}}
     with pytest.raises(ConfigError, match="needs the package nixl, which is not installed; run"):
         preflight.check_machine(ClusterConfig.model_validate(asked), is_local=True)
