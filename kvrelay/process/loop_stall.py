@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import re
 import threading
@@ -56,6 +57,28 @@ class StallCounts:
         self.waited_s += waited_s
 
 
+class _Collections:
+    """The time of the garbage collector in this process, while the block is open. It holds the
+    interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        gc.callbacks.append(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.monotonic()
+        else:
+            self.seconds += time.monotonic() - self._began
+
+
 class LoopStalls:
     """Measures the event loop that `run` runs on.
 
@@ -74,6 +97,8 @@ class LoopStalls:
         self._due = 0.0
         self._cpu = self._waited = 0.0
         self._run_queue = RunQueueWait()
+        self._collections = _Collections()
+        self._collected = 0.0
         # The stack sampled in the current stall.
         self._sampled: str | None = None
         self._ended = threading.Event()
@@ -85,7 +110,7 @@ class LoopStalls:
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="loop stalls", daemon=True
         )
-        with self._run_queue:
+        with self._run_queue, self._collections:
             self._cpu, self._waited = time.thread_time(), self._run_queue.seconds()
             self._due = time.monotonic() + self._beat_s
             self._handle = loop.call_later(self._beat_s, self._beat, loop)
@@ -103,7 +128,11 @@ class LoopStalls:
         stall_s = max(0.0, late_s - waited_s)
         self.counts.add(stall_s, cpu_s, waited_s)
         stack, self._sampled = self._sampled, None
-        times = {"cpu_seconds": round(cpu_s, 3), "waited_for_core_seconds": round(waited_s, 3)}
+        times = {
+            "cpu_seconds": round(cpu_s, 3),
+            "waited_for_core_seconds": round(waited_s, 3),
+            "garbage_collection_seconds": round(self._collections.seconds - self._collected, 3),
+        }
         if stall_s >= SAMPLE_S:
             self.counts.stack = stack or ""
             log.warning(
@@ -118,6 +147,7 @@ class LoopStalls:
                 "event_loop_got_no_core", process=self._process, seconds=round(late_s, 3), **times
             )
         self._due, self._cpu, self._waited = now + self._beat_s, cpu, waited
+        self._collected = self._collections.seconds
         self._handle = loop.call_later(self._beat_s, self._beat, loop)
 
     def _watch(self, ident: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -61,6 +62,20 @@ async def test_a_callback_that_blocks_stalls_and_has_used_no_processor_time() ->
     assert "event_loop_stalled" in {line["event"] for line in lines}
     assert stalls.counts.worst_s >= 0.45
     assert stalls.counts.worst_cpu_s < 0.3
+
+
+async def test_a_garbage_collection_is_told_apart() -> None:
+    alive = [[number] for number in range(200_000)]
+    with capture_logs() as lines:
+        async with measured():
+            threading.Event().wait(0.5)
+            gc.collect()
+        async with measured():
+            threading.Event().wait(0.5)
+    assert len(alive) == 200_000
+    told = [line for line in lines if line["event"] == "event_loop_stalled"]
+    assert 0 < told[0]["garbage_collection_seconds"] < told[0]["seconds"]
+    assert told[0]["garbage_collection_seconds"] > told[-1]["garbage_collection_seconds"]
 
 
 @contextmanager
