@@ -15,8 +15,9 @@ from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code
-from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal, SequenceTokens
+from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
 from kvrelay.types.eviction import WINDOW
+from kvrelay.types.requests import PrefillTimings
 from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -294,8 +295,8 @@ class DecodeStage(Stage):
             self._decoding[key] = sequence
             self.scheduler.resume(sequence)
 
-    def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+    def prompt_computed(self, sequence: Sequence, timings: PrefillTimings) -> None:
         """Measures how fast prompts are computed here."""
-        if self._tiers is not None and tokens is not None and tokens.prefill is not None:
-            computed = len(sequence.spec.token_ids) - tokens.prefill.cached_tokens
-            self._tiers.cost.add_compute(computed, tokens.prefill.compute_seconds)
+        if self._tiers is not None:
+            computed = len(sequence.spec.token_ids) - timings.cached_tokens
+            self._tiers.cost.add_compute(computed, timings.compute_seconds)

@@ -21,6 +21,7 @@ from kvrelay.messages import (
     PrefixSource,
     SequenceTokens,
 )
+from kvrelay.types.requests import PrefillTimings
 from kvrelay.worker.batches import PrefillBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
@@ -185,6 +186,13 @@ class PrefillStage(Stage):
             self._context.cache.pool.hold_windows(relay.held[held.stop : end])
             relay.window = range(held.start, end)
 
+    def prompt_computed(self, sequence: Sequence, timings: PrefillTimings) -> None:
+        """Measures how fast prompts are computed here."""
+        computed = len(sequence.spec.token_ids) - timings.cached_tokens
+        self._fetcher.cost_model.add_compute(computed, timings.compute_seconds)
+        if self._tiers is not None:
+            self._tiers.cost.add_compute(computed, timings.compute_seconds)
+
     def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
         """Pushes the blocks that this step filled; after the last chunk, commits. Raises the error
         of the push.
@@ -205,11 +213,6 @@ class PrefillStage(Stage):
 
     def _finish(self, relay: Relay, tokens: SequenceTokens) -> None:
         """Starts the commit of a prompt that is computed."""
-        if tokens.prefill is not None:
-            computed = len(relay.sequence.spec.token_ids) - tokens.prefill.cached_tokens
-            self._fetcher.cost_model.add_compute(computed, tokens.prefill.compute_seconds)
-            if self._tiers is not None:
-                self._tiers.cost.add_compute(computed, tokens.prefill.compute_seconds)
         self.scheduler.remove(relay.sequence)
         now = self._context.clock.now()
         relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], now))

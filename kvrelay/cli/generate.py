@@ -14,6 +14,7 @@ from rich.console import Console
 
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.answer import print_answer
+from kvrelay.cli.terminal.notes import note_waits
 from kvrelay.cli.views import render
 from kvrelay.config.bounded_file import file_bytes, read_at_most
 from kvrelay.errors import InvalidArgument
@@ -110,6 +111,7 @@ def generate(
     from kvrelay.client.connection import Connection
 
     text = _prompt(prompt, file)
+    note_waits()
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     options: dict[str, Any] = {"messages": [("user", text)]} if chat else {"prompt": text}
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry
 from kvrelay.errors import Cancelled, KvRelayError
 from kvrelay.wire import inference as wire
+
+# Seconds of a wait that is told.
+_TOLD_S = 1.0
+
+log = logging.getLogger("kvrelay.client")
 
 
 class BaseStream:
@@ -78,10 +84,13 @@ class BaseStream:
         call.
         """
         try:
-            return self._retry.failed(error, time.monotonic())
+            seconds = self._retry.failed(error, time.monotonic())
         except KvRelayError:
             self._error = error
             raise
+        if seconds >= _TOLD_S:
+            log.info("%s; asking again in %.0f s", error.message, seconds)
+        return seconds
 
     def _is_ended(self) -> bool:
         """Whether the stream was cancelled or its client closed."""

@@ -48,6 +48,8 @@ MAX_PUTS = 8
 MAX_OWN_PUTS = 2
 # Seconds that a call may wait for its worker, and bytes that it has to move in each second more.
 PATIENCE_S, RATE = 5.0, 2**24
+# Seconds that a Put may wait with a large block, which is read one at a time.
+HURRY_S = 1.0
 
 
 class KvStoreService:
@@ -188,6 +190,7 @@ class KvStoreService:
             num_bytes += store(await arrival.next())
             if not records.is_whole:
                 async with self._large_block:
+                    arrival.hurry()
                     while not records.is_whole:
                         num_bytes += store(await arrival.next())
         return receipt_of(len(identities), num_bytes)
@@ -248,7 +251,7 @@ class _Patience:
     """The time that a call may wait for its worker, which has to move bytes at a rate."""
 
     def __init__(self) -> None:
-        self._left = PATIENCE_S
+        self._most = self._left = PATIENCE_S
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -259,9 +262,14 @@ class _Patience:
             yield
         self._left -= clock() - began
 
+    def limit(self, seconds: float) -> None:
+        """Takes what the call may wait beyond `seconds`."""
+        self._most = seconds
+        self._left = min(self._left, seconds)
+
     def moved(self, num_bytes: int) -> None:
         """Gives the call more time for what it has moved."""
-        self._left = min(PATIENCE_S, self._left + num_bytes / RATE)
+        self._left = min(self._most, self._left + num_bytes / RATE)
 
 
 class _Arrival:
@@ -287,6 +295,10 @@ class _Arrival:
             ) from None
         self._patience.moved(len(data))
         return data
+
+    def hurry(self) -> None:
+        """Lets the Put wait for less: others wait for it."""
+        self._patience.limit(HURRY_S)
 
 
 def _undamaged(records: Records, data: bytes) -> Iterator[memoryview]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
+from kvrelay.types.requests import PrefillTimings
 from kvrelay.worker.cache_feed import FindableBlocks
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -97,6 +98,10 @@ class Stage(ABC):
 
     def stored(self, batch: list[Work], layers: int) -> None:
         """Called when the first `layers` layers have stored the KV of the running step."""
+        return
+
+    def prompt_computed(self, sequence: Sequence, timings: PrefillTimings) -> None:
+        """Called after the step that computed the rest of a prompt, for measurements."""
         return
 
     def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:

@@ -266,6 +266,7 @@ class Worker:
         key = work.sequence.spec.key
         if tokens is not None and tokens.prefill is not None:
             self._meter.waited(tokens.prefill.queue_seconds)
+            self.stage.prompt_computed(work.sequence, tokens.prefill)
         if tokens is not None and tokens.finish_reason is not None:
             self._abort(key)
             return

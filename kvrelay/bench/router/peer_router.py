@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
+import subprocess
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,6 +25,7 @@ _MODULES = {
     "sglang-router": "sglang_router.launch_router",
     "vllm-router": "vllm_router.launch_router",
 }
+_HAS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _READY_S = 60.0
 _POLL_S = 0.1
 _STOP_S = 20.0
@@ -38,13 +40,29 @@ class Peer:
 
     @classmethod
     def parse(cls, text: str) -> Peer:
-        """Reads NAME=PYTHON. Raises InvalidArgument for an unknown name, or without a Python."""
+        """Reads NAME=PYTHON. Raises InvalidArgument for an unknown name, and for a Python that is
+        not there or does not have the router.
+        """
         name, _, path = text.partition("=")
-        python = shutil.which(path) if path else None
-        if name not in _MODULES or python is None:
+        if name not in _MODULES:
             raise InvalidArgument(
                 f"--peer {text!r:.80} is unknown; allowed are {' and '.join(_MODULES)}, each as "
                 "NAME=PYTHON with the Python of an environment that has it",
+                field="peer",
+            )
+        python = shutil.which(path) if path else None
+        if python is None:
+            raise InvalidArgument(
+                f"--peer {name}: there is no program {path!r:.200}; give the Python of an "
+                f"environment that has {name}, such as {name}=peer/bin/python",
+                field="peer",
+            )
+        package = _MODULES[name].partition(".")[0]
+        if subprocess.run(
+            [python, "-c", _HAS, package], capture_output=True, check=False
+        ).returncode:
+            raise InvalidArgument(
+                f"--peer {name}: {path} has no package {name}; run {path} -m pip install {name}",
                 field="peer",
             )
         return cls(name, os.path.abspath(python))

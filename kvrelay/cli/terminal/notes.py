@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,19 @@ import typer
 def note(text: str) -> None:
     """Prints a note on stderr. On a terminal, words stay whole."""
     typer.echo(wrapped(f"kvrelay: {text}", sys.stderr), err=True)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+def note_waits() -> None:
+    """From now on, notes say why a client waits before it asks again."""
+    waits = logging.getLogger("kvrelay.client")
+    if not waits.handlers:
+        waits.addHandler(_Notes())
+        waits.setLevel(logging.INFO)
 
 
 def wrapped(line: str, file: IO[str], indent: int = 0) -> str:

@@ -101,6 +101,8 @@ class StoreLink:
         self._wake = asyncio.Event()
         self._lost = asyncio.Event()
         self._pause = _PAUSE_S
+        # The operation of the last error.
+        self._failed_at = "status"
 
     # What waits for the store
 
@@ -212,7 +214,7 @@ class StoreLink:
             await store_put(channel, self._frames(missing), _PUT_S)
             self._counts.written(len(missing) * self._block_bytes, self._clock.now() - began)
             self._counts.stored += len(missing)
-        self._proved()
+        self._proved("write")
         for identity in identities:
             if self._waiting.pop(identity, None) is None:
                 # Its KV came into doubt meanwhile.
@@ -266,7 +268,7 @@ class StoreLink:
         except (grpc.RpcError, KvRelayError) as error:
             self._failed("find", error)
             return [False] * len(identities)
-        self._proved()
+        self._proved("find")
         for identity, held in zip(identities, found, strict=True):
             if held:
                 self._learn(identity)
@@ -291,7 +293,7 @@ class StoreLink:
         except (grpc.RpcError, KvRelayError, TimeoutError) as error:
             self._failed("read", error)
         else:
-            self._proved()
+            self._proved("read")
         return found
 
     async def _get(self, keys: Sequence[BlockKey], found: list[StoredBlock]) -> None:
@@ -342,6 +344,7 @@ class StoreLink:
             log.error("kv_tier_failed", tier="remote", store=self.address, exc_info=error)
             reason = f"{self.address}: {error!r}"
         note_error(self._counts, "remote", operation, reason)
+        self._failed_at = operation
         # Other calls may fail for the same reason.
         if self.works or not self._lost.is_set():
             log.warning("kv_store_skipped", store=self.address, seconds=self._pause, reason=reason)
@@ -358,9 +361,11 @@ class StoreLink:
         self._drained.set()
         self._lost.set()
 
-    def _proved(self) -> None:
-        """Notes that a call of the data path has succeeded."""
-        if self.works:
+    def _proved(self, operation: str) -> None:
+        """Notes that a call of the data path has succeeded. A store that answers some calls and not
+        others is skipped for longer each time.
+        """
+        if self.works and self._failed_at in (operation, "status"):
             self._pause = _PAUSE_S
 
     def _learn(self, identity: bytes) -> None:

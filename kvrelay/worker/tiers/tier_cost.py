@@ -15,8 +15,10 @@ REMOTE_LATENCY_S = 0.005
 FIRST_GUESS = 2e9
 # The same for stores: that of a network.
 REMOTE_GUESS = 0.5e9
-# Weight of the newest measurement.
-_WEIGHT = 0.3
+# Weight of the newest measurement, of computing and of reading.
+_WEIGHT, _READ_WEIGHT = 0.3, 0.5
+# The fastest rate that is believed, since a short time is measured inexactly: that of memory.
+_MOST = 2e10
 # Seconds in which the expected rate doubles without a new measurement, up to FIRST_GUESS. So a disk
 # that was slow for a moment is tried again soon, and one that is always slow is tried rarely.
 DOUBLING_S = 30.0
@@ -67,14 +69,18 @@ class TierCost:
         if tokens > 0 and seconds > 0:
             self.tokens_per_second = _mean(self.tokens_per_second, tokens / seconds)
 
-    def add_read(self, num_bytes: int, seconds: float, now: float) -> None:
-        """Adds a measurement of reading. A read that was given up counts with the bytes that came
-        until then.
+    def add_read(self, num_bytes: int, seconds: float, now: float, *, wanted: int) -> None:
+        """Adds a measurement of reading. wanted: bytes that were asked for. If fewer came, the read
+        counts as if all of them had taken twice as long: how long is not known.
+
+        The mean is that of the logarithms, so that neither a very fast read nor a very slow one
+        hides those after it.
         """
-        # At least a byte, so that the rate is never 0, which means unmeasured. At most 1 TB/s,
-        # since a short time is measured inexactly.
-        rate = min(max(num_bytes, 1) / max(seconds - self.latency_s, 1e-6), 1e12)
-        self.bytes_per_second = _mean(self.bytes_per_second, rate)
+        if num_bytes < wanted:
+            num_bytes, seconds = wanted, 2 * seconds
+        rate = min(max(num_bytes, 1) / max(seconds - self.latency_s, 1e-6), _MOST)
+        old = self.bytes_per_second or rate
+        self.bytes_per_second = old ** (1 - _READ_WEIGHT) * rate**_READ_WEIGHT
         self.measured_at = now
 
 

@@ -150,7 +150,9 @@ class TierFetcher:
             async with asyncio.timeout(self._timeout_s(sequence, len(keys))):
                 while done < len(keys):
                     wanted, end = keys[done : done + chunk], done + chunk
-                    with self._measured(found[done].kind == "remote") as measured:
+                    with self._measured(
+                        len(wanted), remote=found[done].kind == "remote"
+                    ) as measured:
                         blocks, tier = await self._store.read(wanted, found[done:end])
                         if not blocks:
                             break
@@ -184,15 +186,15 @@ class TierFetcher:
         return None if farthest < 0 else tiers[farthest].kind
 
     @contextmanager
-    def _measured(self, remote: bool) -> Iterator[_Measured]:
-        """Adds a measurement of reading, also if the read is given up."""
+    def _measured(self, wanted: int, *, remote: bool) -> Iterator[_Measured]:
+        """Adds a measurement of reading `wanted` blocks, also if the read is given up."""
         began, measured = self._context.clock.now(), _Measured()
         try:
             yield measured
         finally:
             now, cost = self._context.clock.now(), self._remote_cost if remote else self.cost
             num_bytes = measured.blocks * self._block_bytes
-            cost.add_read(num_bytes, now - began, now)
+            cost.add_read(num_bytes, now - began, now, wanted=wanted * self._block_bytes)
             if measured.host is not None and num_bytes:
                 measured.host.counts.read(num_bytes, now - began)
 

@@ -27,6 +27,8 @@ import asyncio, itertools, sys
 from urllib.parse import urlsplit
 
 options = sys.argv[1:]
+if options[0] == "-c":
+    sys.exit()
 assert options[:2] == ["-m", "sglang_router.launch_router"]
 workers = itertools.cycle(options[options.index("--worker-urls") + 1 :])
 
@@ -79,13 +81,23 @@ async def pass_answers(tmp_path: Path) -> None:
 
 
 async def test_a_peer_that_does_not_start(tmp_path: Path) -> None:
-    peer = peer_of(tmp_path / "python", "#!/bin/sh\nexit 3\n")
+    peer = peer_of(tmp_path / "python", '#!/bin/sh\ntest "$1" = -c || exit 3\n')
     with pytest.raises(Unavailable, match="sglang-router ended with 3 before it was ready"):
         async with peer_cluster(peer, POOLS, CORE, WORD, defaultdict(list)):
             pass
 
 
-@pytest.mark.parametrize("text", ["nginx=/usr/bin/python3", "sglang-router", "vllm-router=/no/x"])
-def test_an_unknown_peer(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="allowed are sglang-router and vllm-router"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nginx=/usr/bin/python3", "allowed are sglang-router and vllm-router"),
+        ("", "allowed are sglang-router and vllm-router"),
+        ("sglang-router", "there is no program ''"),
+        ("vllm-router=/no/x", "there is no program '/no/x'"),
+        (f"vllm-router={sys.executable}", "has no package vllm-router; run .* install vllm-router"),
+        ("vllm-router=/bin/false", "has no package vllm-router"),
+    ],
+)
+def test_a_peer_that_cannot_be_measured(text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
         Peer.parse(text)

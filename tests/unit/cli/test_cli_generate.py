@@ -51,6 +51,16 @@ def test_text_streams_to_stdout(capsys: Output) -> None:
     assert sampling.top_p == 0.5
 
 
+def test_a_long_wait_is_told_on_stderr(capsys: Output) -> None:
+    busy = kvrelay.ResourceExhausted("acme has used its limit", retry_after_s=1.0)
+    with serving(ScriptedRouter([busy])) as target:
+        for _ in range(2):
+            assert run(["generate", "Once", "--max-tokens", "3", "--target", target]) == 0
+    out, err = capsys.readouterr()
+    assert out == " t100 t101 t102\n" * 2
+    assert err == f"kvrelay: {target}: acme has used its limit; asking again in 1 s\n"
+
+
 def test_a_person_does_not_see_the_spaces_before_an_answer(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,18 @@ def test_a_failure_before_the_first_token_is_tried_again_after_the_servers_delay
     assert 2.0 <= second <= 2.2
 
 
+def test_a_long_wait_is_told(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kvrelay.client")
+    router = ScriptedRouter(
+        [kvrelay.ResourceExhausted("acme has used its limit", retry_after_s=7.0)],
+        [kvrelay.ResourceExhausted("full", retry_after_s=0.5)],
+    )
+    with serving(router) as target:
+        twin.result(target, "p", max_tokens=2)
+    (line,) = caplog.messages
+    assert line.endswith(": acme has used its limit; asking again in 7 s")
+
+
 def test_an_answer_goes_on_after_a_failure_in_its_midst(twin: Twin) -> None:
     down = kvrelay.Unavailable("router stops")
     router = ScriptedRouter([tokens(0, 100), tokens(1, 101, 102), down], [tokens(3, 103), down])

@@ -15,7 +15,7 @@ from support.certificates import Certificates
 from support.stores import LAYOUT, TENANT, StoreProcess, alive, payload, remote, store, stored
 
 from kvrelay.config.security import SecurityConfig
-from kvrelay.errors import ConfigError
+from kvrelay.errors import ConfigError, DeadlineExceeded
 from kvrelay.kv_store import service
 from kvrelay.kv_store.block_store import BlockStore
 from kvrelay.protocol_version import Protocol
@@ -329,6 +329,23 @@ async def test_a_read_whose_worker_does_not_read_ends(monkeypatch: pytest.Monkey
     async with asyncio.timeout(60):
         await service.KvStoreService(held)._get(StoreBlocks(LAYOUT, (block.key.identity,)), write)
     assert written == 3
+
+
+async def test_silent_puts_of_large_blocks_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HURRY_S", 0.05)
+    monkeypatch.setattr(service, "PATIENCE_S", 60.0)
+    store = service.KvStoreService(BlockStore(2**26))
+    block = stored(1, block_bytes=2**22)
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield opening(block)
+        yield frame(next(parts(random.Random(1), [payload(block)])))
+        await asyncio.Event().wait()
+
+    puts = [store._put(silent()) for _ in range(service.MAX_PUTS)]
+    async with asyncio.timeout(30):
+        errors = await asyncio.gather(*puts, return_exceptions=True)
+    assert {type(one) for one in errors} == {DeadlineExceeded}
 
 
 async def test_random_bytes_end_their_call_only() -> None:

@@ -406,6 +406,33 @@ async def test_an_answer_that_cannot_be_read_is_about_its_store_only(
             await tier.opened()
 
 
+async def test_a_store_that_answers_all_but_reads_is_skipped_for_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    garbled, register = Garbled("Get"), process.add_kv_store_servicer
+
+    def registered(*arguments: Any) -> None:
+        arguments[-1].add_generic_rpc_handlers((garbled,))
+        register(*arguments)
+
+    monkeypatch.setattr(process, "add_kv_store_servicer", registered)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(stored, NUMBERS))
+        link = tier.tier._links[address]
+        garbled.on = True
+        async with asyncio.timeout(60):
+            while link._pause < store_link._LONGEST_PAUSE_S:
+                await tier.opened()
+                # An answer to a search does not prove that reads work.
+                await tier.tier.probe([key(99)])
+                await tier.read(0)
+        garbled.on = False
+        await tier.opened()
+        await tier.read(0)
+        assert link._pause == store_link._PAUSE_S
+
+
 async def test_a_put_that_is_cut_leaves_whole_blocks() -> None:
     large = 2**20
     blocks = [stored(number, block_bytes=large) for number in range(12)]

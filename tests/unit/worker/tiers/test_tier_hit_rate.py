@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,21 @@ async def test_a_tier_finds_what_memory_would(
     assert stores
     assert unlimited - none > 0.3, "memory is no limit here"
     assert unlimited - disk <= 0.03, (unlimited, none, disk)
+
+
+async def test_answers_of_one_token_tell_how_fast_prompts_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this rate, a tier would always count as faster."""
+    computed: list[int] = []
+    monkeypatch.setattr(TierCost, "add_compute", lambda _, tokens, seconds: computed.append(tokens))
+    tiers = [{"kind": "disk", "path": str(tmp_path / "kv"), "size": BLOCKS * 4096}]
+    async with (
+        asyncio.timeout(60),
+        toy_workers(toy_config(tiers), BLOCKS, "decode-0") as running,
+    ):
+        session = await running.session("decode-0")
+        one = SequenceSpec("one", 0, tuple(range(1, 31)), 30, replace(PARAMS, max_tokens=1))
+        await session.send(RunLocal(one))
+        assert (await session.tokens()).finish_reason == "length"
+    assert computed == [30]

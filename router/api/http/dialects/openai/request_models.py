@@ -123,7 +123,11 @@ class _Generation(Generation):
     )
     ignore_eos: bool | None = flag("Continue past the end of the sequence, to max_tokens.")
     min_tokens: int | None = Field(
-        0, ge=0, le=INT32, description="The answer does not end before this number of tokens."
+        0,
+        ge=0,
+        le=INT32,
+        description="Before this number of tokens, neither the model nor stop_token_ids end the "
+        "answer. A stop string does.",
     )
     min_p: float | None = sampling("min_p")
     presence_penalty: float | None = sampling("presence_penalty")
