@@ -88,6 +88,13 @@ async def stored(session: Session, blocks: int, kind: str = "disk") -> TierLoad:
     return found
 
 
+async def opened(session: Session, blocks: int) -> None:
+    """Waits until a new worker has found so many blocks on the disk: prompts do not wait for it."""
+    async with asyncio.timeout(20):
+        while (await tier(session)).blocks < blocks:
+            await asyncio.sleep(0.02)
+
+
 async def books_are_right(running: Workers) -> None:
     for info in await running.settled():
         assert info.load.integrity_ok, info.load.integrity_error
@@ -132,6 +139,8 @@ async def test_kv_of_other_numbers_stays_apart(
     for weights, cached in ((rounded, 0), (made, 0), (rounded, 48), (made, 48)):
         async with workers(tiny_model(), weights, "decode-0") as running:
             decode = await running.session("decode-0")
+            if cached:
+                await opened(decode, 4)
             _, timings = await local(decode, spec("first", prompt(0)))
             assert timings.cached_tokens == cached
             for number in range(1, 8):
@@ -186,6 +195,7 @@ async def test_what_a_worker_stored_is_there_after_its_restart(
         await stored(decode, 4 * 4)
     async with workers(tiny_model(), made, "decode-0") as running:
         decode = await running.session("decode-0")
+        await opened(decode, 4 * 4)
         for number in range(4):
             tokens, timings = await local(decode, spec(f"b{number}", prompt(number)))
             assert tokens == expected[number]
