@@ -177,6 +177,7 @@ async def test_a_prefix_that_is_partly_near_is_read_from_both(tmp_path: Path) ->
         async with toy_workers(made, BLOCKS, "decode-0") as running:
             one = await Client.of(running)
             await opened(one)
+            await one.until(lambda tier: tier.blocks > 0, "disk")
             found = await one.ask_all()
             assert sum(found.values()) == 12 * 40
             assert found["remote"]

@@ -131,6 +131,8 @@ async def test_everything_on_the_disk_is_damaged(tmp_path: Path) -> None:
         file.write_bytes(raw)
     async with toy_workers(made, BLOCKS, "decode-0") as running:
         one = await Client.of(running)
+        # Prompts do not wait until a worker has found its files.
+        await one.until(lambda tier: tier.blocks > 0)
         assert await one.ask_all() == 0
         found = await one.until(lambda tier: tier.errors > 0)
         assert "digest" in found.error
