@@ -122,4 +122,18 @@ MUTANTS = (
         "            if True:",
         (f"{REMOTE}test_a_store_is_skipped_that_is_silent_for_as_long_as_a_prompt_waits",),
     ),
+    Mutant(
+        "a put with a large block waits for less",
+        SERVICE,
+        "                    arrival.hurry()\n",
+        "",
+        (f"{PUTS}test_silent_puts_of_large_blocks_do_not_add_up",),
+    ),
+    Mutant(
+        "a store that answers all but reads is skipped for longer each time",
+        LINK,
+        'if self.works and self._failed_at in (operation, "status"):',
+        "if self.works:",
+        (f"{REMOTE}test_a_store_that_answers_all_but_reads_is_skipped_for_longer_each_time",),
+    ),
 )

@@ -114,4 +114,28 @@ MUTANTS = (
             "test_a_scored_prompt_is_computed_although_the_router_names_a_source",
         ),
     ),
+    Mutant(
+        "a read that was given up tells little about the rate",
+        "kvrelay/worker/tiers/tier_cost.py",
+        "            num_bytes, seconds = wanted, 2 * seconds\n",
+        "            pass\n",
+        ("unit/worker/tiers/test_tier_cost.py::test_one_slow_moment_is_forgotten_within_minutes",),
+    ),
+    Mutant(
+        "a very fast read does not hide slow ones",
+        "kvrelay/worker/tiers/tier_cost.py",
+        "old ** (1 - _READ_WEIGHT) * rate**_READ_WEIGHT",
+        "(1 - _WEIGHT) * old + _WEIGHT * rate",
+        ("unit/worker/tiers/test_tier_cost.py::test_a_store_that_becomes_slow_is_noticed_soon",),
+    ),
+    Mutant(
+        "answers of one token tell how fast prompts are computed",
+        "kvrelay/worker/worker.py",
+        "            self.stage.prompt_computed(work.sequence, tokens.prefill)\n",
+        "",
+        (
+            "unit/worker/tiers/test_tier_hit_rate.py::"
+            "test_answers_of_one_token_tell_how_fast_prompts_are_computed",
+        ),
+    ),
 )
