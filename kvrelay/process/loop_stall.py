@@ -58,7 +58,7 @@ class StallCounts:
 
 
 class _Collections:
-    """The time of the garbage collector in this process, while the block is open. It holds the
+    """The CPU time of the garbage collector in this process, while the block is open. It holds the
     interpreter's lock.
     """
 
@@ -74,9 +74,9 @@ class _Collections:
 
     def _note(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._began = time.monotonic()
+            self._began = time.thread_time()
         else:
-            self.seconds += time.monotonic() - self._began
+            self.seconds += time.thread_time() - self._began
 
 
 class LoopStalls:

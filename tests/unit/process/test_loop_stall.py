@@ -74,7 +74,7 @@ async def test_a_garbage_collection_is_told_apart() -> None:
             threading.Event().wait(0.5)
     assert len(alive) == 200_000
     told = [line for line in lines if line["event"] == "event_loop_stalled"]
-    assert 0 < told[0]["garbage_collection_seconds"] < told[0]["seconds"]
+    assert 0 < told[0]["garbage_collection_seconds"] <= told[0]["cpu_seconds"]
     assert told[0]["garbage_collection_seconds"] > told[-1]["garbage_collection_seconds"]
 
 
