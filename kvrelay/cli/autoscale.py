@@ -14,6 +14,7 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.output import PrintJson
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.planning.quantity import plain
+from kvrelay.types.workers import POOLS
 
 if TYPE_CHECKING:
     from autoscaler.queueing_model import WorkerSpeed
@@ -151,6 +152,7 @@ def explain(
         raise typer.BadParameter(
             f"{policy} has no policy for any pool in {metrics}; add one for prefill or decode."
         )
+    note += _without_slo(rules)
     if as_json:
         print(json.dumps({"note": note, "verdicts": [_json(one) for one in verdicts]}))
     else:
@@ -189,6 +191,22 @@ def _without_busy_share(verdicts: list[Verdict]) -> str:
     return (
         f", some without busy_share of {' and '.join(pools)}: in a cluster, busy workers may keep "
         "a pool from shrinking"
+    )
+
+
+def _without_slo(rules: AutoscalingPolicy) -> str:
+    """Returns a remark on pools whose metric slo was left out, or an empty text."""
+    pools = [
+        pool
+        for pool in POOLS
+        if (section := rules.pool(pool)) is not None
+        and any(one.name == "slo" for one in section.metrics)
+    ]
+    if not pools:
+        return ""
+    return (
+        f"; without the metric slo of {' and '.join(pools)}, which `kvrelay simulate "
+        "--autoscaling` knows"
     )
 
 

@@ -82,6 +82,19 @@ def test_it_says_what_a_csv_without_the_utilisation_leaves_out(
         assert ("without busy_share of decode" in found["note"]) != is_known
 
 
+def test_it_says_that_it_leaves_out_slo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "policy.yaml"
+    rules.write_text(
+        "profile: worker.json\ndecode: {max_replicas: 3, metrics: [{name: queue_depth, target: 4}, "
+        "{name: slo, itl_ms: 20}]}\n"
+    )
+    file = tmp_path / "metrics.csv"
+    file.write_text("seconds,pool,size,ready,queue_depth\n0,decode,1,1,0\n")
+    assert run(["autoscale", "explain", str(rules), "--metrics", str(file), "--json"]) == 0
+    note = json.loads(capsys.readouterr().out)["note"]
+    assert "without the metric slo of decode, which `kvrelay simulate --autoscaling` knows" in note
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
