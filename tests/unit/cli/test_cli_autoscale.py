@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import simulated
 
 from kvrelay.cli.main import run
 from kvrelay.cli.views.autoscale_view import clock, sparkline
@@ -83,6 +84,7 @@ def test_it_says_what_a_csv_without_the_utilisation_leaves_out(
 
 
 def test_it_says_that_it_leaves_out_slo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "worker.json").write_text(json.dumps(simulated.profile().to_json()))
     rules = tmp_path / "policy.yaml"
     rules.write_text(
         "profile: worker.json\ndecode: {max_replicas: 3, metrics: [{name: queue_depth, target: 4}, "
