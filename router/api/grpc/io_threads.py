@@ -6,12 +6,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kvrelay.process.telemetry import get_logger
+
 # Names of the threads that receive and send, and of the one that starts more of them. A thread
 # inherits the priority of the one that starts it.
 _NAMES = frozenset({"event_engine", "lifeguard"})
 # Added to the nice value. Four such threads get 30% of a core that the event loop wants too.
 NICER = 10
 _NICEST = 19
+
+log = get_logger("router.grpc")
 
 
 def lower_priority() -> None:
@@ -23,8 +27,12 @@ def lower_priority() -> None:
     wait. While the event loop is idle, they have the core.
     """
     nice = min(_NICEST, os.getpriority(os.PRIO_PROCESS, 0) + NICER)
-    for thread in Path("/proc/self/task").iterdir():
-        # A thread may have ended.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if (thread / "comm").read_text().strip() in _NAMES:
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            # A thread may have ended.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if (thread / "comm").read_text().strip() in _NAMES:
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+    except OSError as error:
+        # Some sandboxes forbid it. The router serves on, and a flood slows it down more.
+        log.warning("grpc_priority_not_lowered", reason=str(error))

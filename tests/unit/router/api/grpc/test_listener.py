@@ -12,11 +12,13 @@ from pathlib import Path
 import grpc
 import pytest
 from http2_peer import Http2Peer
+from structlog.testing import capture_logs
 from support.router_harness import running_router
 
 import router.api.grpc.listener
 from kvrelay.errors import ConfigError
 from kvrelay.wire.inference import SERVICE_NAME, InferenceServiceStub, pb
+from router.api.grpc import io_threads
 from router.api.grpc.listener import MAX_STREAMS
 from router.api.grpc.service import InferenceService
 from router.process import FILES
@@ -110,6 +112,19 @@ async def test_the_event_loop_has_more_of_a_core_than_the_reading_of_a_flood() -
     async with running_router(prefill=0):
         assert nice_of_reading() == {min(19, own + 10)}
         assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_a_sandbox_that_forbids_priorities_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", forbid)
+    monkeypatch.setattr(io_threads, "_NAMES", {Path("/proc/self/comm").read_text().strip()})
+    with capture_logs() as lines:
+        io_threads.lower_priority()
+    assert [one["event"] for one in lines] == ["grpc_priority_not_lowered"]
 
 
 async def test_two_routers_do_not_share_a_port() -> None:
