@@ -41,7 +41,8 @@ from router.frontend.tokenization import Text
 from router.main import run_router
 from router.served_model import LoadedModel
 
-LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:.*\n", re.MULTILINE)
+# The stack of a stall has a line of its own.
+LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:(?:.*event_loop_stalled.*\n)?.*\n", re.MULTILINE)
 NAMES = ("small", "large", "idle")
 PROMPT = tuple(range(10, 30))
 
