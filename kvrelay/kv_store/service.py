@@ -251,7 +251,8 @@ class _Patience:
     """The time that a call may wait for its worker, which has to move bytes at a rate."""
 
     def __init__(self) -> None:
-        self._most = self._left = PATIENCE_S
+        # Seconds that the call may wait at most, and still.
+        self.most = self._left = PATIENCE_S
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -264,12 +265,12 @@ class _Patience:
 
     def limit(self, seconds: float) -> None:
         """Takes what the call may wait beyond `seconds`."""
-        self._most = seconds
+        self.most = seconds
         self._left = min(self._left, seconds)
 
     def moved(self, num_bytes: int) -> None:
         """Gives the call more time for what it has moved."""
-        self._left = min(self._most, self._left + num_bytes / RATE)
+        self._left = min(self.most, self._left + num_bytes / RATE)
 
 
 class _Arrival:
@@ -290,8 +291,8 @@ class _Arrival:
             raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the Put is too slow: it may wait for {PATIENCE_S:g} s, and longer for each "
-                f"{RATE >> 20} MiB that it brings by a second"
+                f"the Put is too slow: it may wait for {self._patience.most:g} s, and a second "
+                f"longer for each {RATE >> 20} MiB that it brings"
             ) from None
         self._patience.moved(len(data))
         return data
