@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvrelay.bench.environment import model_folder
 from kvrelay.bench.router.mock_workers import AtOnceWorker, keep_pace
@@ -31,6 +32,13 @@ class MockPools:
     slots: int
     step_s: float
     token: int
+
+    def paces(self, steps: Sequence[Callable[[], None]]) -> list[Coroutine[Any, Any, None]]:
+        """Coroutines that take the steps of all workers, evenly apart, until cancelled."""
+        return [
+            keep_pace(step, self.step_s, self.step_s * turn / self.decode)
+            for turn, step in enumerate(steps)
+        ]
 
 
 @asynccontextmanager
@@ -70,11 +78,8 @@ async def mock_cluster(
         for worker in workers:
             await worker.start()
             ends.push_async_callback(worker.stop)
-        steps = [
-            keep_pace(worker.step, pools.step_s, pools.step_s * turn / pools.decode)
-            for turn, worker in enumerate(workers)
-        ]
-        tasks = [asyncio.create_task(one) for one in (*steps, _beat(registry, workers))]
+        paces = pools.paces([worker.step for worker in workers])
+        tasks = [asyncio.create_task(one) for one in (*paces, _beat(registry, workers))]
         try:
             await router.ready()
             yield router

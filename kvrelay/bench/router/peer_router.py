@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from kvrelay.bench.router.clients import PeerClient, Received
 from kvrelay.bench.router.http_workers import HttpWorker
 from kvrelay.bench.router.mock_cluster import MockPools
-from kvrelay.bench.router.mock_workers import keep_pace
 from kvrelay.bench.router.router_process import RouterProcess, start_on_core
 from kvrelay.errors import InvalidArgument, Unavailable
 from kvrelay.process.child import stop
@@ -78,12 +77,11 @@ async def peer_cluster(
     """
     async with AsyncExitStack() as ends:
         workers = [HttpWorker(word, said) for _ in range(pools.decode)]
-        for turn, worker in enumerate(workers):
+        for worker in workers:
             await worker.start()
             ends.callback(worker.stop)
-            offset_s = pools.step_s * turn / pools.decode
-            pace = asyncio.create_task(keep_pace(worker.step, pools.step_s, offset_s))
-            ends.callback(pace.cancel)
+        for pace in pools.paces([worker.step for worker in workers]):
+            ends.callback(asyncio.create_task(pace).cancel)
         address = f"127.0.0.1:{_free_port()}"
         process = await _start(peer, address, [worker.url for worker in workers], core)
         ends.push_async_callback(stop, process, _STOP_S)
