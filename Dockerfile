@@ -1,6 +1,6 @@
 # The image of routers, controllers and Ray nodes, with the packages of requirements/*.lock.
 #   docker build -t kvrelay:0.1.0 .
-#   docker build --build-arg TORCH=cuda -t kvrelay:0.1.0-cuda .
+#   docker build --build-arg TORCH=cuda -t kvrelay:0.1.0-cuda .   # with vLLM, for GPUs
 # Each stage depends only on the files that it copies. After a change of Python code, the build
 # reuses the dependencies and the kernels and replaces only the last, small layers of the image.
 FROM python:3.11-slim-trixie AS dependencies
@@ -11,7 +11,9 @@ ARG TORCH=cpu
 # PyTorch's package index with CPU builds, or a mirror. PyPI has only CUDA builds.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY requirements/${TORCH}.lock requirements/
-RUN pip --python /opt/kvrelay/bin/python install --no-cache-dir --require-hashes \
+# --no-deps: the lock is complete, and has the newer of the two releases of llguidance that vLLM and
+# kvrelay ask for.
+RUN pip --python /opt/kvrelay/bin/python install --no-cache-dir --no-deps --require-hashes \
     --only-binary :all: ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/${TORCH}.lock
 
 FROM python:3.11-slim-trixie AS kernels
@@ -45,8 +47,11 @@ LABEL org.opencontainers.image.title="kvrelay" \
     org.opencontainers.image.description="Disaggregated prefill/decode serving cluster for large language models" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.licenses="Apache-2.0"
-# libgomp1: threads of the CPU kernels. wget: probes of KubeRay, k8s/ and compose.yaml.
+ARG TORCH=cpu
+# libgomp1: threads of the CPU kernels. wget: probes of KubeRay, k8s/ and compose.yaml. gcc: for
+# Triton, which compiles the launchers of vLLM's kernels when they first run.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 wget \
+    $([ "$TORCH" = cpu ] || echo gcc libc6-dev) \
     && rm -rf /var/lib/apt/lists/* && useradd --uid 1000 --no-create-home kvrelay
 COPY --from=dependencies /opt/kvrelay /opt/kvrelay
 COPY --from=kernels /opt/kernels /opt/kvrelay/kernels

@@ -119,7 +119,8 @@ COMPILE := $(UV) pip compile --quiet --no-header --no-annotate --generate-hashes
 lock:
 	$(COMPILE) --extra cluster --extra otel pyproject.toml requirements/image.in \
 	  requirements/torch-cpu.in -o requirements/cpu.lock
-	UV_FIND_LINKS= UV_EXTRA_INDEX_URL= $(COMPILE) --extra cluster --extra otel pyproject.toml requirements/image.in \
+	UV_FIND_LINKS= UV_EXTRA_INDEX_URL= $(COMPILE) --extra cluster --extra otel --extra vllm --extra nixl \
+	  --override requirements/vllm-override.in pyproject.toml requirements/image.in \
 	  requirements/torch-cuda.in -o requirements/cuda.lock
 	$(COMPILE) requirements/build.in -o requirements/build.lock
 

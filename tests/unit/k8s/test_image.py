@@ -25,6 +25,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 STAGES = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:]
 DEPENDENCIES, KERNELS, APPLICATION, IMAGE = STAGES
 TORCH = {"cpu": "2.13.0+cpu", "cuda": "2.13.0"}
+EXTRAS = {"cpu": ("cluster", "otel"), "cuda": ("cluster", "otel", "vllm", "nixl")}
 
 
 def pins(name: str) -> dict[str, Version]:
@@ -44,12 +45,14 @@ def pins(name: str) -> dict[str, Version]:
     return found
 
 
-def wanted(*files: str) -> list[Requirement]:
+def wanted(kind: str) -> list[Requirement]:
     """By pyproject.toml and the files beside the lock files."""
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *extras["cluster"], *extras["otel"]]
-    for name in files:
+    texts = list(project["dependencies"])
+    for extra in EXTRAS[kind]:
+        texts += extras[extra]
+    for name in ("image.in", f"torch-{kind}.in"):
         lines = (ROOT / "requirements" / name).read_text().splitlines()
         texts += [text for line in lines if (text := line.partition("#")[0].strip())]
     return [Requirement(text) for text in texts]
@@ -58,7 +61,7 @@ def wanted(*files: str) -> list[Requirement]:
 @pytest.mark.parametrize("kind", TORCH)
 def test_the_locked_versions_are_those_that_the_project_allows(kind: str) -> None:
     locked = pins(kind)
-    for one in wanted("image.in", f"torch-{kind}.in"):
+    for one in wanted(kind):
         name = canonicalize_name(one.name)
         assert name in locked, f"{one}: run `make lock`"
         assert one.specifier.contains(locked[name]), f"{one}, not {locked[name]}: run `make lock`"
@@ -66,17 +69,22 @@ def test_the_locked_versions_are_those_that_the_project_allows(kind: str) -> Non
     assert any(name.startswith("nvidia-") for name in locked) is (kind == "cuda")
 
 
-def test_both_images_have_the_same_but_for_cuda() -> None:
+def test_both_images_have_the_same_but_for_torch_and_what_vllm_bounds() -> None:
     cpu, cuda = pins("cpu"), pins("cuda")
-    assert {
-        name: version for name, version in cpu.items() if name != "torch"
-    }.items() <= cuda.items()
+    differ = {name for name, version in cpu.items() if cuda[name] != version}
+    assert differ <= {"torch", "transformers", "numpy"}
+
+
+def test_what_vllm_asks_for_is_overridden_by_what_the_project_asks_for() -> None:
+    text = (ROOT / "requirements" / "vllm-override.in").read_text().partition("#")[0]
+    assert text.strip() in PROJECT["project"]["optional-dependencies"]["cluster"]
+    assert "--no-deps" in DEPENDENCIES, "pip would refuse the lock"
 
 
 def test_a_version_that_the_project_refuses_would_show() -> None:
     assert not Requirement("torch>=2.11,<2.14").specifier.contains(Version("2.14.0+cpu"))
     with pytest.raises(AssertionError):
-        assert all(one.specifier.contains(Version("0.0.1")) for one in wanted())
+        assert all(one.specifier.contains(Version("0.0.1")) for one in wanted("cpu"))
 
 
 def test_what_builds_the_wheel_is_locked_too() -> None:
@@ -108,7 +116,9 @@ def test_it_has_all_packages_and_nothing_to_build_with() -> None:
     (installed,) = re.findall(
         r"apt-get install -y --no-install-recommends (.*?) \\?\s*&&", IMAGE, re.DOTALL
     )
-    assert installed.split() == ["libgomp1", "wget"]
+    always, on_gpus = installed.split("\\\n")
+    assert always.split() == ["libgomp1", "wget"]
+    assert on_gpus.strip() == '$([ "$TORCH" = cpu ] || echo gcc libc6-dev)'
     assert "pip" not in IMAGE
     assert re.findall(r"^COPY --from=(\w+) (\S+) (\S+)$", IMAGE, re.MULTILINE) == [
         ("dependencies", "/opt/kvrelay", "/opt/kvrelay"),

@@ -142,6 +142,7 @@ def test_the_variants_differ_in_what_they_say_only(tmp_path: Path) -> None:
     assert secure.model_copy(update=for_gpus) == gpu
     for pool in (gpu.prefill, gpu.decode):
         assert (pool.resources.num_gpus, pool.resources.num_cpus) == (1, 4)
+        assert pool.engine == "vllm"
 
 
 @each_variant
