@@ -94,8 +94,13 @@ def settle(arena: Arena) -> None:
     on the host.
     """
     for share in arena.shares:
-        if share.is_cuda:
-            torch.cuda.current_stream(share.device).synchronize()
+        finish(share.device)
+
+
+def finish(device: torch.device) -> None:
+    """Returns when a GPU has completed all earlier work; at once for the host."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def digest_kind(arena: Arena) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from kv_transfer.blocks.arena import Arena, digest_kind
+from kv_transfer.blocks.arena import Arena, digest_kind, finish
 from kv_transfer.blocks.plan import Copy
 from kv_transfer.transports import Source, source_of
 from kv_transfer.transports.named import NamedBlocks, NamedOutbound
@@ -148,9 +148,11 @@ class NixlReader:
             return memory
 
     def give_back(self, memory: torch.Tensor) -> None:
-        """Makes memory from `read` available for the next read. Releases the memory that has been
-        idle longest if too much is idle.
+        """Makes memory from `read` available for the next read, once this thread's copies out of it
+        are complete: NIXL writes without regard to the order of work on a GPU. Releases the memory
+        that has been idle longest if too much is idle.
         """
+        finish(self._device)
         with self._lock:
             self._idle.append(memory)
             if len(self._idle) > _MAX_IDLE:

@@ -171,7 +171,14 @@ def _print(
     console.print(f"This machine: {machine}")
     sections = [one.config.pool(pool.pool) for one in models for pool in one.pools]
     if machine.gpus and not any(section.resources.num_gpus for section in sections):
-        console.print("The workers use no GPU; set prefill.resources.num_gpus and decode's to 1.")
+        console.print(
+            "The workers use no GPU; set engine: vllm and resources.num_gpus: 1 for both pools."
+        )
+    if any(one.resources.num_gpus and one.engine == "native" for one in sections):
+        console.print(
+            "kvrelay's own engine is experimental on GPUs, and no GPU has run it; engine: vllm is "
+            "the one to choose there."
+        )
     for one in models:
         if config.models:
             console.print(f"\n{one.config.model.name}: {one.config.model.path}", highlight=False)

@@ -142,6 +142,19 @@ class ModelSections(Section):
         return self
 
     @model_validator(mode="after")
+    def _gpus_can_run(self) -> ModelSections:
+        for pool in POOLS:
+            section, dtype = self.pool(pool), self.pool_kv(pool).dtype
+            attends_in_place = section.engine == "native" and section.tensor_parallel == 1
+            if section.resources.num_gpus and attends_in_place and dtype != "auto":
+                raise BadValue(
+                    f"{dtype} KV cannot be read on a GPU by kvrelay's own engine; set kv.dtype: "
+                    f"auto, or engine: vllm with engine_args: {{kv_cache_dtype: fp8}}",
+                    (pool, "kv", "dtype"),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _draft_can_run(self) -> ModelSections:
         degree = self.decode.tensor_parallel
         if self.decode.draft is not None and degree > 1:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Literal
 
 import torch
 
+from kvrelay.engine.attention.flashinfer_attention import DoesNotFit
 from kvrelay.engine.base.device import find_device
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
 from kvrelay.engine.base.step_input import OnLayer, Part, Step
@@ -29,16 +31,19 @@ from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.guidance import Grammars
-from kvrelay.engine.sampling.sampler import Sampled, sample, score
+from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
 from kvrelay.engine.token_eviction.methods import token_evictor
-from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
+from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.types.eviction import WHY_NOT_WITH_WINDOWS, EvictionMethod
 from kvrelay.types.kv_layout import KvLayout, check_dtype
+from kvrelay.types.requests import SamplingParams
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
 ChooseKvBytes = Callable[[LoadedModel, KvLayout, int], int]
+# Sampling that takes the most memory.
+_WIDEST = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
 
 class ModelRunner:
@@ -101,14 +106,10 @@ class ModelRunner:
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:
             self._forward = RanksForward(loaded.model, kv, group)
-        elif kv.buffer.is_cuda:
-            self._forward = CudaForward.on_gpu(
-                loaded.model, kv, max_model_len, flashinfer=flashinfer
-            )
+        elif flashinfer:
+            self._forward = _on_gpu(loaded, kv, max_model_len)
             self.num_blocks -= SCRATCH_BLOCKS
-            self.without_kernels = self._forward.without_flashinfer
-            self.kernels = "torch" if self.without_kernels else "flashinfer"
-            self.not_captured = self._forward.not_captured
+            self.without_kernels, self.kernels = "", "flashinfer"
         elif without_kernels:
             self._forward = TorchForward(loaded.model, kv, self.adapters.step)
         else:
@@ -201,17 +202,17 @@ class ModelRunner:
         - kv_dtype: auto is the dtype that the model attends in.
         - weights: auto is the dtype that they have.
         - kernels: auto is the native kernels on a CPU if they compile and fit the model, and
-          flashinfer on a GPU if it is installed and fits. `without_kernels` gives the reason if
-          not.
+          torch's operators if not; `without_kernels` then gives the reason. On a GPU, auto is
+          flashinfer, or torch's operators for ranks that share the model.
         - max_model_len: limited to what the model allows.
         - adapter_slots: most adapters at a time; see `adapters`.
         - eviction: how `evictor` chooses tokens; None for no evictor.
         - step_tokens: the most new tokens of a sequence in a step, if blocks need the KV of sliding
           windows only as long as `windows` says; None keeps it.
 
-        Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
-        not free, if int8 weights have no kernels, if int4 cannot hold the heads, or if the model
-        cannot be served with the eviction.
+        Raises ModelRefused if flashinfer does not fit the model. Raises ConfigError if `kv_bytes`
+        does not hold one sequence of max_model_len tokens or is not free, if int8 weights have no
+        kernels, if int4 cannot hold the heads, or if the model cannot be served with the eviction.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         if eviction is not None and (obstacle := _why_without_eviction(loaded, group)):
@@ -238,7 +239,8 @@ class ModelRunner:
         device = loaded.model.device
         windows = WindowRule(layout, step_tokens or 0) if layout.windows else None
         num_blocks = layout.num_blocks_in(kv_bytes)
-        if device.type == "cuda" and group is None:
+        flashinfer = device.type == "cuda" and group is None and wanted
+        if flashinfer:
             num_blocks += SCRATCH_BLOCKS
         try:
             pool = KvPool(layout, num_blocks, str(device))
@@ -251,7 +253,7 @@ class ModelRunner:
                 longest,
                 without_kernels=reason,
                 weights=weights,
-                flashinfer=wanted,
+                flashinfer=flashinfer,
                 group=group,
                 adapter_slots=adapter_slots,
                 eviction=eviction,
@@ -259,10 +261,7 @@ class ModelRunner:
                 windows=windows,
             )
         except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model "
-                f"and its steps; lower kv.memory: {error}"
-            ) from error
+            raise _too_little_memory(kv_bytes, device, error) from error
 
     @property
     def stored_layout(self) -> str:
@@ -279,10 +278,35 @@ class ModelRunner:
 
     def capture_decode_steps(self, most: int, seconds: float) -> None:
         """Prepares decode steps of 1 to `most` sequences before there are any, for at most about
-        `seconds`. Without the native kernels, does nothing.
+        `seconds`; on a GPU, as long as that takes. Without native kernels or a GPU, does nothing.
+        No block may be in use.
         """
         if isinstance(self._forward, NativeForward):
             self._forward.capture_decode_steps(most, seconds)
+        elif isinstance(self._forward, CudaForward):
+            self._forward.capture_decode_steps(most)
+            self.not_captured = self._forward.not_captured
+
+    def try_largest_step(self, tokens: int, sequences: int) -> None:
+        """On a GPU, runs a step of `sequences` sequences, one of which has `tokens` new tokens and
+        each other has one, while no block is in use. torch keeps the memory that this takes.
+
+        Raises ConfigError if the memory is missing.
+        """
+        if not isinstance(self._forward, CudaForward):
+            return
+        tokens = min(tokens, self.max_model_len, self.num_blocks * self.layout.block_size)
+        blocks = range(self.num_blocks)
+        segments = [
+            Segment([0] * new, 0, blocks, sample=SampleRequest(_WIDEST, [0] * new, new))
+            for new in (tokens, *[1] * (sequences - 1))
+        ]
+        try:
+            # If a sequence has no token, user requests will show the fault.
+            with suppress(SegmentsFailed):
+                self.run(segments)
+        except torch.OutOfMemoryError as error:
+            raise _too_little_memory(self.kv_bytes, self.kv.buffer.device, error) from error
 
     @torch.inference_mode()
     def run(
@@ -413,6 +437,24 @@ def _score(segments: Sequence[Segment], logits: torch.Tensor) -> dict[int, KvRel
                 faults[place] = fault
             first += len(rows)
     return faults
+
+
+def _on_gpu(loaded: LoadedModel, kv: KvPool, max_model_len: int) -> CudaForward:
+    """Raises ModelRefused if flashinfer is not installed or does not fit."""
+    try:
+        return CudaForward.on_gpu(loaded.model, kv, max_model_len)
+    except DoesNotFit as misfit:
+        raise ModelRefused(
+            f"{loaded.folder or 'the model'}: kvrelay's own engine cannot run it on a GPU: "
+            f"{misfit}; set engine: vllm in both pools, or num_gpus: 0"
+        ) from misfit
+
+
+def _too_little_memory(kv_bytes: int, device: torch.device, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model and its "
+        f"steps; lower kv.memory: {error}"
+    )
 
 
 def _why_without_adapters(loaded: LoadedModel, group: RankGroup | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     of_adapters,
     of_eviction,
+    of_gpus,
     of_inputs,
     of_models,
     of_planning,
@@ -31,6 +32,7 @@ _MODULES = (
     of_standby,
     of_scaling,
     of_security,
+    of_gpus,
     of_inputs,
     of_tenants,
     of_tiers,

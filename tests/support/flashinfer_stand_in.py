@@ -7,12 +7,25 @@ kernels do.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import pytest
 import torch
+
+from kvrelay.engine.attention import flashinfer_attention
 
 MAX_KEYS = 64  # of a sequence
 MADE: list[BatchPrefillWithPagedKVCacheWrapper] = []
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Has it imported as flashinfer, with kernels for the models of the tests."""
+    module = sys.modules[__name__]
+    patch.setitem(sys.modules, "flashinfer", module)
+    patch.setattr(module, "MADE", [])
+    patch.setattr(flashinfer_attention, "DTYPES", ("float32",))
+    patch.setattr(flashinfer_attention, "HEAD_DIMS", tuple(range(4, 65)))
 
 
 class BatchPrefillWithPagedKVCacheWrapper:

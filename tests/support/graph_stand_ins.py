@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvrelay.engine.attention.flashinfer_attention import FlashInfer, Room
+from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.forward.capturable import values_unseen
 from kvrelay.engine.forward.captured_graph import CapturedForward
 from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward, PagedAttention
@@ -63,22 +64,28 @@ class Programs:
         return Program(CapturedForward(forward, self._pool))
 
 
+ROOM = Room(query_heads=8, processors=4, sequences=8, blocks=512)
+
+
 def cuda_forward_runner(
     folder: Path,
     recorder: Recorder,
-    flashinfer: Callable[[ModelRunner], PagedAttention] | None = None,
+    attention: Callable[[KvPool], PagedAttention] = lambda kv: FlashInfer(kv, ROOM),
+    *,
+    capture: int = 8,
     **options: Any,
 ) -> tuple[ModelRunner, CudaForward]:
     """A runner on the CPU that computes as one on a GPU does; blocks of 4 tokens, of which the last
-    is nobody's.
+    is nobody's. Decode steps of up to `capture` sequences are captured.
     """
     runner = ModelRunner.load(
         str(folder), kernels="torch", block_size=4, kv_bytes=1 << 20, **options
     )
-    attention = None if flashinfer is None else partial(flashinfer, runner)
     model = runner._forward._model
     forward = runner._forward = CudaForward(
-        model, runner.kv, runner.max_model_len, recorder, attention
+        model, runner.kv, runner.max_model_len, attention(runner.kv), recorder
     )
     runner.num_blocks -= SCRATCH_BLOCKS
+    if capture:
+        runner.capture_decode_steps(capture, 0)
     return runner, forward

@@ -70,10 +70,6 @@ class FlashInfer:
         self._indices = self._buffer(room.blocks, torch.int32)
         self._ragged = _Batch(kv, self._wrapper)
 
-    def width(self, step: Step) -> int:
-        """Blocks that the step's tables must hold: 0, since the plan has the block tables."""
-        return 0
-
     def ragged(self, inputs: PackedStep, step: Step) -> _Batch:
         """Plans a step with any number of new tokens per sequence. The next call overwrites the
         plan.
@@ -87,7 +83,8 @@ class FlashInfer:
         """The attention of a captured step of one new token per sequence. It reads the slots in
         `inputs`.
         """
-        batch = _Batch(self._kv, lambda kind: self._recordable_wrapper(kind, inputs.shape.parts))
+        sequences = len(inputs.token_ids)
+        batch = _Batch(self._kv, lambda kind: self._recordable_wrapper(kind, sequences))
         batch.slots = inputs.slots
         return batch
 

@@ -142,7 +142,9 @@ class SequencePart:
         loaded = layer.load(lambda region: self.tokens(region, begin), query.dtype)
         k, v = (tokens.transpose(0, 1) for tokens in loaded)
         window = window if self.end - begin > window else 0
-        if softcap or sinks is not None:
+        # torch chooses among several fused kernels on a GPU. With a mask, some are wrong at some
+        # lengths.
+        if softcap or sinks is not None or query.is_cuda:
             return explicit_attention(query, k, v, scale, self.mask(begin, window), softcap, sinks)
         # The query heads of a group share a KV head, so they are rows of one matrix product.
         if self.new == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -93,20 +93,4 @@ class Step:
             [*self.token_ids, *(0 for _ in more)],
             [*self.parts, *(Part(row + i, 1, 0, (block,)) for i in range(len(more)))],
             [*self.rows, *(0 for _ in range(len(self.rows), num_parts))],
-        )
-
-    def decoding_first(self) -> Step:
-        """The same step with the parts of one token first. The order of the logits stays the
-        same.
-        """
-        parts = sorted(self.parts, key=lambda part: part.new > 1)
-        if parts == self.parts:
-            return self
-        order = [row for part in parts for row in range(part.row, part.row + part.new)]
-        place = {row: i for i, row in enumerate(order)}
-        return Step(
-            [self.token_ids[row] for row in order],
-            [replace(part, row=place[part.row]) for part in parts],
-            [place[row] for row in self.rows],
-            self.on_layer,
         )

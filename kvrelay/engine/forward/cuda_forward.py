@@ -1,8 +1,10 @@
-"""A forward pass on a GPU. The host fills one buffer and starts the computation without waiting."""
+"""A forward pass on a GPU: flashinfer's attention, and CUDA graphs for decode steps. The host fills
+one buffer and starts the computation without waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,22 +12,20 @@ import torch
 from transformers import PreTrainedModel
 
 from kvrelay.engine.attention.flashinfer_attention import DoesNotFit, FlashInfer, Room
-from kvrelay.engine.attention.packed_step import PackedShape, PackedStep, batch_bucket, width_bucket
+from kvrelay.engine.attention.packed_step import PackedStep, batch_bucket
 from kvrelay.engine.attention.paged_attention import Batch
-from kvrelay.engine.attention.sdpa import Sdpa
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward.capturable import NotCapturable
-from kvrelay.engine.forward.check_steps import alike, trial_steps
+from kvrelay.engine.forward.check_steps import ComparedBatch, explained, trial_steps
 from kvrelay.engine.forward.cuda_graph import CudaGraphs, Graph, Recorder
+from kvrelay.engine.forward.torch_forward import TorchForward
 
 # Blocks at the end of the pool that no sequence owns. The padding sequences of a captured step
 # write there.
 SCRATCH_BLOCKS = 1
 # Sequences. In larger steps the kernels take longer than their launches, so a graph saves nothing.
-MAX_RECORDED = 256
-# Shapes that are kept; a new shape evicts the oldest.
-MAX_GRAPHS = 64
+MAX_CAPTURED = 256
 
 
 class Decoding(Protocol):
@@ -46,10 +46,6 @@ class Decoding(Protocol):
 class PagedAttention(Protocol):
     """An implementation of attention over paged KV on a GPU."""
 
-    def width(self, step: Step) -> int:
-        """Blocks that the tables among the step's inputs must hold."""
-        ...
-
     def ragged(self, inputs: PackedStep, step: Step) -> Batch:
         """The batch of a step with any number of new tokens per sequence."""
         ...
@@ -60,7 +56,7 @@ class PagedAttention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Captured:
     inputs: PackedStep
     decoding: Decoding
     graph: Graph
@@ -69,8 +65,8 @@ class _Recorded:
 class CudaForward:
     """Runs steps on a GPU. `kv` ends with SCRATCH_BLOCKS that no sequence owns.
 
-    Steps of one new token per sequence are captured by size, rounded up, and replayed as a whole.
-    Capture and flashinfer's kernels are checked on each model before it serves.
+    Decode steps are captured by size before the worker serves, and replayed as a whole. Steps of
+    other kinds and sizes run the model's Python code.
     """
 
     def __init__(
@@ -78,48 +74,34 @@ class CudaForward:
         model: PreTrainedModel,
         kv: KvPool,
         max_model_len: int,
+        attention: PagedAttention,
         recorder: Recorder,
-        flashinfer: Callable[[], PagedAttention] | None,
     ) -> None:
-        """Checks flashinfer and capture. `flashinfer` makes its attention or raises DoesNotFit;
-        None disables flashinfer.
+        """Compares `attention` with plain torch operators in each layer, while no block is in use.
+        Raises DoesNotFit if they differ by more than rounding explains, or if it fails.
         """
         self._model = model
         self._kv = kv
+        self._attention = attention
         self._recorder = recorder
-        self._recorded: dict[PackedShape, _Recorded] = {}
-        self._attention: PagedAttention = Sdpa(kv)
-        # The reason why flashinfer is not used, or empty.
-        self.without_flashinfer = "it was not asked for"
-        # The reason why steps are not captured, or empty.
+        # By number of sequences.
+        self._captured: dict[int, _Captured] = {}
+        # Why some or all decode steps are not captured, or empty.
         self.not_captured = ""
-        trial = trial_steps(kv.num_blocks - SCRATCH_BLOCKS, kv.layout.block_size, max_model_len)
         with torch.inference_mode():
-            if flashinfer is not None:
-                self.without_flashinfer = self._try_flashinfer(flashinfer, trial)
-            self._try_capture(trial)
+            for step in trial_steps(self._free_blocks, kv.layout.block_size, max_model_len):
+                self._compare(step)
 
     @classmethod
-    def on_gpu(
-        cls, model: PreTrainedModel, kv: KvPool, max_model_len: int, *, flashinfer: bool
-    ) -> CudaForward:
-        """A forward pass with CUDA graphs on the model's GPU, with flashinfer if it is wanted and
-        fits.
-        """
+    def on_gpu(cls, model: PreTrainedModel, kv: KvPool, max_model_len: int) -> CudaForward:
+        """A forward pass with flashinfer and CUDA graphs on the model's GPU. Raises DoesNotFit."""
         room = Room(
             query_heads=model.config.get_text_config().num_attention_heads,
             processors=torch.cuda.get_device_properties(model.device).multi_processor_count,
-            sequences=MAX_RECORDED,
-            blocks=MAX_RECORDED * kv.layout.blocks_for(max_model_len),
+            sequences=MAX_CAPTURED,
+            blocks=MAX_CAPTURED * kv.layout.blocks_for(max_model_len),
         )
-        recorder = CudaGraphs(model.device)
-        return cls(
-            model,
-            kv,
-            max_model_len,
-            recorder,
-            (lambda: FlashInfer(kv, room)) if flashinfer else None,
-        )
+        return cls(model, kv, max_model_len, FlashInfer(kv, room), CudaGraphs(model.device))
 
     def __call__(self, step: Step) -> torch.Tensor:
         """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size], valid until
@@ -128,53 +110,70 @@ class CudaForward:
         The step is complete when the logits have been read or, if there are none, when this
         returns.
         """
-        logits = self._decode(step) if self._is_recorded(step) else self._run(step)
+        captured = self._captured_for(step)
+        logits = self._run(step) if captured is None else self._replay(captured, step)
         if not step.rows and logits.is_cuda:
             torch.cuda.current_stream().synchronize()
         return logits
 
-    def _is_recorded(self, step: Step) -> bool:
-        fits = len(step.rows) <= len(step.parts) <= MAX_RECORDED
-        return step.decodes and fits and not self.not_captured
+    @torch.inference_mode()
+    def capture_decode_steps(self, most: int) -> None:
+        """Captures decode steps of up to `most` sequences, the largest first, so that the smaller
+        ones fit into the memory that they share. No block may be in use. A size for which memory is
+        missing is left out.
+        """
+        self.not_captured = ""
+        sizes = sorted({batch_bucket(count) for count in range(1, min(most, MAX_CAPTURED) + 1)})
+        for size in reversed(sizes):
+            try:
+                self._captured[size] = self._capture(size)
+            except torch.OutOfMemoryError as error:
+                self.not_captured = f"steps of {size} sequences: {error}"
+            except NotCapturable as reason:
+                self._captured.clear()
+                self.not_captured = str(reason)
+                return
+
+    def _captured_for(self, step: Step) -> _Captured | None:
+        fits = step.decodes and len(step.rows) <= len(step.parts)
+        return self._captured.get(batch_bucket(len(step.parts))) if fits else None
 
     def _run(self, step: Step) -> torch.Tensor:
-        step = step.decoding_first()
-        shape = PackedShape(
-            len(step.token_ids), len(step.rows), len(step.parts), self._attention.width(step)
-        )
-        inputs = self._on_host(step, shape).on(self._model.device)
+        inputs = self._packed(step).on(self._model.device)
         return self._forward(inputs, self._attention.ragged(inputs, step))
 
-    def _decode(self, step: Step) -> torch.Tensor:
-        size = batch_bucket(len(step.parts))
-        padded = step.padded(size, block=self._kv.num_blocks - SCRATCH_BLOCKS)
-        shape = PackedShape(size, size, size, width_bucket(self._attention.width(padded)))
-        packed = self._on_host(padded, shape)
-        recorded = self._recorded.get(shape)
-        if recorded is None:
-            try:
-                recorded = self._record(packed, padded)
-            except (NotCapturable, torch.OutOfMemoryError) as reason:
-                # Raises if the step is at fault, not the model. Capture then stays enabled.
-                logits = self._run(step)
-                self.not_captured = str(reason)
-                return logits
-            if len(self._recorded) >= MAX_GRAPHS:
-                del self._recorded[next(iter(self._recorded))]
-            self._recorded[shape] = recorded
-        else:
-            recorded.inputs.buffer.copy_(packed.buffer, non_blocking=True)
-            recorded.decoding.update(padded.parts)
-        recorded.graph.replay()
-        return recorded.graph.output[: len(step.rows)]
+    def _replay(self, captured: _Captured, step: Step) -> torch.Tensor:
+        padded = step.padded(len(captured.inputs.token_ids), block=self._free_blocks)
+        captured.inputs.buffer.copy_(self._packed(padded).buffer, non_blocking=True)
+        captured.decoding.update(padded.parts)
+        captured.graph.replay()
+        return captured.graph.output[: len(step.rows)]
 
-    def _record(self, packed: PackedStep, step: Step) -> _Recorded:
-        inputs = packed.on(self._model.device)
+    def _capture(self, size: int) -> _Captured:
+        """Raises NotCapturable, also if a replay differs from the model's code."""
+        first, second = (_decode_step(size, self._free_blocks, token) for token in (1, 2))
+        inputs = self._packed(first).on(self._model.device)
         decoding = self._attention.decoding(inputs)
-        decoding.update(step.parts)
-        return _Recorded(
-            inputs, decoding, self._recorder.record(lambda: self._forward(inputs, decoding.batch()))
-        )
+        decoding.update(first.parts)
+        graph = self._recorder.record(lambda: self._forward(inputs, decoding.batch()))
+        captured = _Captured(inputs, decoding, graph)
+        wanted = self._run(second).clone()
+        if not explained(self._replay(captured, second), wanted):
+            raise NotCapturable("a captured step does not give what the model gives")
+        return captured
+
+    def _compare(self, step: Step) -> None:
+        """Raises DoesNotFit."""
+        inputs = self._packed(step).on(self._model.device)
+        reference = TorchForward(self._model, self._kv).batch(step)
+        try:
+            batch = ComparedBatch(self._attention.ragged(inputs, step), reference)
+            self._forward(inputs, batch)
+        except (DoesNotFit, torch.OutOfMemoryError):
+            raise
+        # flashinfer compiles on first use, and any exception of that is the reason.
+        except Exception as error:
+            raise DoesNotFit(f"flashinfer fails on this device: {error!r:.300}") from error
 
     def _forward(self, inputs: PackedStep, batch: Batch) -> torch.Tensor:
         output = self._model(
@@ -187,40 +186,20 @@ class CudaForward:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _on_host(self, step: Step, shape: PackedShape) -> PackedStep:
+    def _packed(self, step: Step) -> PackedStep:
         pinned = self._model.device.type == "cuda"
-        return PackedStep.on_host(step, shape, self._kv.layout.block_size, pinned=pinned)
+        return PackedStep.on_host(step, self._kv.layout.block_size, pinned=pinned)
 
-    def _try_flashinfer(
-        self, flashinfer: Callable[[], PagedAttention], trial: Sequence[Step]
-    ) -> str:
-        """Switches to flashinfer and returns an empty string, or keeps torch's attention and
-        returns the reason.
-        """
-        sdpa = self._attention
-        wanted = [self._run(step).clone() for step in trial]
-        try:
-            self._attention = flashinfer()
-            if all(
-                alike(self._run(step), logits) for step, logits in zip(trial, wanted, strict=True)
-            ):
-                return ""
-            reason = "flashinfer does not give what torch gives"
-        except DoesNotFit as misfit:
-            reason = str(misfit)
-        # flashinfer compiles on first use. Any exception of that is the reason.
-        except Exception as error:  # noqa: BLE001
-            reason = f"flashinfer fails on this device: {error!r}"
-        self._attention = sdpa
-        return reason
+    @property
+    def _free_blocks(self) -> int:
+        """Blocks before the scratch block, which is the next."""
+        return self._kv.num_blocks - SCRATCH_BLOCKS
 
-    def _try_capture(self, trial: Sequence[Step]) -> None:
-        """Captures one step and replays another; disables capture if the replay differs from the
-        model.
-        """
-        *_, first, second = trial
-        wanted = self._run(second).clone()
-        self._decode(first)
-        if not self.not_captured and not alike(self._decode(second), wanted):
-            self.not_captured = "a recorded step does not give what the model gives"
-            self._recorded.clear()
+
+def _decode_step(size: int, num_blocks: int, token: int) -> Step:
+    """First tokens of `size` sequences. Those that share a block, where there are too few, have the
+    same token.
+    """
+    blocks = [place % num_blocks for place in range(size)]
+    parts = [Part(row, 1, 0, (block,)) for row, block in enumerate(blocks)]
+    return Step([(token + block) % 2 + 1 for block in blocks], parts, range(size))

@@ -25,19 +25,26 @@ class TorchForward:
         self._adapters = adapters or StepAdapters()
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size]."""
+        """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size].
+
+        The step is complete when the logits have been read or, if there are none, when this
+        returns.
+        """
         self._adapters.update(step.parts)
         output = self._model(
             input_ids=self._tensor(step.token_ids)[None],
             position_ids=self._tensor(step.positions)[None],
             use_cache=False,
             logits_to_keep=self._tensor(step.rows),
-            ragged_batch=self._batch(step),
+            ragged_batch=self.batch(step),
         )
         logits: torch.Tensor = output.logits[0]
+        if not step.rows and logits.is_cuda:
+            torch.cuda.current_stream().synchronize()
         return logits
 
-    def _batch(self, step: Step) -> RaggedBatch:
+    def batch(self, step: Step) -> RaggedBatch:
+        """The attention of a step."""
         layout = self._kv.layout
         parts = [
             SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)]))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import ModelRefused, Unavailable
+from kvrelay.errors import ConfigError, ModelRefused, Unavailable
 from kvrelay.models import is_on_hub, local_folder, resolve_model
 from kvrelay.models.model_files import has_weights
 from kvrelay.process.child import bound_to_parent
@@ -31,14 +32,28 @@ def check_engine(
     or if the check is `thorough`. This takes as long as importing them. The workers check what
     follows from the weights.
 
-    Raises ConfigError for another release of vLLM, ModelRefused with the engine's reason, and
-    Unavailable if the engine cannot be asked.
+    Raises ConfigError for another release of vLLM and for GPUs without flashinfer, ModelRefused
+    with the engine's reason, and Unavailable if the engine cannot be asked.
     """
+    _check_gpus(config)
     if config.decode.engine == "vllm":
         check_version()
         _ask(config, _VLLM, "vLLM", "`python -m vllm.collect_env`", timeout_s)
     elif thorough or any(config.pool(pool).tensor_parallel > 1 for pool in POOLS):
         _ask(config, _NATIVE, "transformers", "`transformers env`", timeout_s)
+
+
+def _check_gpus(config: ClusterConfig) -> None:
+    """Raises ConfigError if a pool needs flashinfer and it is not installed."""
+    for pool in POOLS:
+        section = config.pool(pool)
+        own = section.engine == "native" and section.tensor_parallel == 1
+        if own and section.resources.num_gpus and find_spec("flashinfer") is None:
+            raise ConfigError(
+                f"{pool}.resources.num_gpus: {section.resources.num_gpus:g}, and kvrelay's own "
+                "engine needs flashinfer on a GPU, which is not installed; set engine: vllm in "
+                "both pools, or run pip install '.[cuda]'"
+            )
 
 
 def _ask(config: ClusterConfig, module: str, engine: str, diagnosis: str, timeout_s: float) -> None:

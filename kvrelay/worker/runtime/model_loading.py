@@ -81,6 +81,8 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
         group = RankGroup(degree, _device(settings))
     loading = asyncio.create_task(asyncio.to_thread(_make_runner, settings, model, group))
     runner = await _unless_lost(loading, group)
+    if runner.kernels == "flashinfer":
+        log.warning("gpu_engine_is_experimental", worker=settings.worker_id, instead="engine: vllm")
     if runner.without_kernels:
         log.warning(
             "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
@@ -105,8 +107,11 @@ def _make_runner(
 ) -> ModelRunner:
     runner = _load(settings, model, group)
     load_adapters(runner, settings.config.adapters)
+    slots = 1
     if settings.pool == "decode":
-        runner.capture_decode_steps(settings.config.decode.max_batch, _CAPTURE_S)
+        slots = settings.config.decode.max_batch
+        runner.capture_decode_steps(slots, _CAPTURE_S)
+    runner.try_largest_step(settings.config.pool(settings.pool).chunk_tokens, slots)
     if runner.windows is not None:
         # Trial steps have written to blocks, which are free now.
         runner.kv.vacated.give_up(range(runner.num_blocks))

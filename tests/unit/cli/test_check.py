@@ -125,8 +125,9 @@ def test_a_cluster_that_would_not_start(
     without = replace(Machine.here(), gpus=())
     monkeypatch.setattr(Machine, "here", lambda: without)
     assert run(["check", "-c", str(file)]) == 1
-    last = " ".join(capsys.readouterr().out.split()).rpartition("Not ready: ")[2]
-    assert last.startswith("resources.num_gpus: the workers need 1 GPUs")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Not ready: resources.num_gpus: the workers need 1 GPUs" in shown
+    assert "and kvrelay's own engine needs flashinfer on a GPU" in shown
 
 
 def test_a_gpu_that_nobody_uses_is_mentioned(
@@ -139,7 +140,7 @@ def test_a_gpu_that_nobody_uses_is_mentioned(
     assert run(["check", "-c", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "GiB, NVIDIA H100\n" in shown
-    assert "The workers use no GPU; set prefill.resources.num_gpus" in shown
+    assert "The workers use no GPU; set engine: vllm and" in shown
 
 
 def test_a_port_in_use_or_given_twice_is_found(tmp_path: Path, capsys: Output) -> None:

@@ -201,6 +201,12 @@ BAD_CONFIGS = {
         "decode.resources.num_gpus: 1 GPUs are too few for decode.tensor_parallel 2, or not a "
         "whole number; set num_gpus to 2 or more, or to 0 for the CPU",
     ),
+    "quantised KV on a GPU": (
+        "decode:\n  kv: {dtype: int8}\n  resources: {num_gpus: 1}\n",
+        2,
+        "decode.kv.dtype: int8 KV cannot be read on a GPU by kvrelay's own engine; set kv.dtype: "
+        "auto, or engine: vllm with engine_args: {kv_cache_dtype: fp8}",
+    ),
     "unknown KV dtype": (
         "kv:\n  dtype: fp8\n",
         2,

@@ -10,7 +10,7 @@ import pytest
 from transformers import FalconConfig, FalconForCausalLM
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import ModelRefused, Unavailable
+from kvrelay.errors import ConfigError, ModelRefused, Unavailable
 from kvrelay.launch.checks import engine_check
 from kvrelay.launch.checks.engine_check import check_engine
 
@@ -41,6 +41,25 @@ def test_the_reason_is_the_error(answering: Any) -> None:
     answering("print(json.dumps(given['model']['path'] + ': vLLM refuses it: no kernel'))")
     with pytest.raises(ModelRefused, match=r"^/.*demo: vLLM refuses it: no kernel$"):
         check_engine(CONFIG)
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_on_gpus_the_own_engine_needs_flashinfer(
+    pool: str, answering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering("print('null')")
+    on_gpus: dict[str, Any] = {"resources": {"num_gpus": 2}}
+    monkeypatch.setattr(engine_check, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=rf"^{pool}.resources.num_gpus: 2, and .* set engine: vllm in both pools"
+    ):
+        check_engine(ClusterConfig.model_validate({pool: on_gpus}))
+    # Not with ranks, nor with vLLM, nor where it is installed.
+    check_engine(ClusterConfig.model_validate({pool: {**on_gpus, "tensor_parallel": 2}}))
+    vllm = {name: {"engine": "vllm"} for name in ("prefill", "decode")}
+    check_engine(ClusterConfig.model_validate({**vllm, pool: {**on_gpus, "engine": "vllm"}}))
+    monkeypatch.setattr(engine_check, "find_spec", lambda name: name)
+    check_engine(ClusterConfig.model_validate({pool: on_gpus}))
 
 
 def test_a_process_that_fails_is_an_error_of_its_own(answering: Any) -> None:

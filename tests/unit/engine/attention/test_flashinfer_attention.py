@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from support import flashinfer_stand_in
 from support.graph_stand_ins import Programs, cuda_forward_runner
-from support.ragged_sequences import RaggedSequences, random_prompts
 
 from kvrelay.engine.attention import flashinfer_attention
 from kvrelay.engine.attention.flashinfer_attention import (
@@ -23,70 +21,32 @@ from kvrelay.engine.attention.flashinfer_attention import (
 )
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part
-from kvrelay.engine.runner import ModelRunner
 from kvrelay.types.kv_layout import KvLayout, LayerKv
-
-ROOM = Room(query_heads=8, processors=4, sequences=8, blocks=256)
-
-
-def flashinfer(runner: ModelRunner) -> FlashInfer:
-    return FlashInfer(runner.kv, Room(query_heads=4, processors=4, sequences=8, blocks=256))
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of which kernels there are for the models of the tests, too."""
-    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
-    monkeypatch.setattr(flashinfer_stand_in, "MADE", [])
-    monkeypatch.setattr(flashinfer_attention, "DTYPES", ("float32",))
-    monkeypatch.setattr(flashinfer_attention, "HEAD_DIMS", (12,))
+    flashinfer_stand_in.install(monkeypatch)
     return flashinfer_stand_in.MADE
 
 
 @pytest.mark.parametrize(("architecture", "kinds"), [("llama", 1), ("mistral", 1), ("gemma2", 2)])
-def test_tokens_are_those_of_plain_torch(
+def test_there_is_a_wrapper_for_each_kind_of_attention_and_each_captured_size(
     architecture: str, kinds: int, stand_in: list[Any], tiny_model: Callable[[str], Path]
 ) -> None:
-    """Whole prompts, chunks beside decode steps, and recorded decode steps, with NaN in what is
-    free.
-    """
-    prompts = random_prompts()
-    plain = ModelRunner.load(
-        str(tiny_model(architecture)), kernels="torch", block_size=4, kv_bytes=1 << 20
-    )
-    wanted = RaggedSequences(plain, prompts, chunk=64, contiguous=True)
-    while not wanted.done:
-        wanted.step()
-    runner, forward = cuda_forward_runner(tiny_model(architecture), Programs(), flashinfer)
-    assert (forward.without_flashinfer, forward.not_captured) == ("", "")
-    runner.kv.buffer.fill_(255)
-    ours = RaggedSequences(runner, prompts, chunk=7, contiguous=False)
-    while not ours.done:
-        ours.step()
-    assert ours.tokens == wanted.tokens
-    sizes = [shape.parts for shape in forward._recorded]
-    assert sizes == [4, 2, 1]
-    assert len(stand_in) == kinds * (1 + len(sizes)), (
-        "a wrapper for each kind of attention, for each recorded size"
-    )
+    cuda_forward_runner(tiny_model(architecture), Programs(), capture=4)
+    assert len(stand_in) == kinds * (1 + len([4, 2, 1]))
     assert all(one.plans > 1 for one in stand_in)
-
-
-def test_a_model_with_sinks_keeps_to_torch(
-    stand_in: list[Any], tiny_model: Callable[[str], Path]
-) -> None:
-    _, forward = cuda_forward_runner(tiny_model("gpt_oss"), Programs(), flashinfer)
-    assert forward.without_flashinfer == "flashinfer does not support attention sinks"
 
 
 def test_more_query_heads_than_there_is_room_for(
     stand_in: list[Any], tiny_model: Callable[[str], Path]
 ) -> None:
-    def small(runner: ModelRunner) -> FlashInfer:
-        return FlashInfer(runner.kv, Room(query_heads=2, processors=4, sequences=8, blocks=256))
+    def small(kv: KvPool) -> FlashInfer:
+        return FlashInfer(kv, Room(query_heads=2, processors=4, sequences=8, blocks=256))
 
-    _, forward = cuda_forward_runner(tiny_model("llama"), Programs(), small)
-    assert forward.without_flashinfer == "a layer has 4 query heads, and the configuration has 2"
+    with pytest.raises(DoesNotFit, match="a layer has 4 query heads, and the configuration has 2"):
+        cuda_forward_runner(tiny_model("llama"), Programs(), small)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_attention_that_is_off_is_noticed(
     dtype: str, wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = build_tiny("llama", tmp_path)
-    batch = self_check.TorchForward._batch
+    batch = self_check.TorchForward.batch
 
     def off(self: Any, step: Any) -> Any:
         made = batch(self, step)
@@ -72,7 +72,7 @@ def test_attention_that_is_off_is_noticed(
 
         return Off()
 
-    monkeypatch.setattr(self_check.TorchForward, "_batch", off)
+    monkeypatch.setattr(self_check.TorchForward, "batch", off)
     with pytest.raises(ModelRefused, match="computes other logits"):
         load_model(str(folder), dtype=dtype)
 
