@@ -15,7 +15,7 @@ from rich.console import Console
 from kvrelay.cli.generate import MAX_PROMPT, Model, Seed, Target, Temperature, TopP, as_utf8
 from kvrelay.cli.options.connection import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.terminal.answer import print_answer
-from kvrelay.cli.terminal.notes import note, wrapped
+from kvrelay.cli.terminal.notes import note, note_waits, wrapped
 from kvrelay.cli.views import render
 from kvrelay.config.bounded_file import bounded_lines, file_bytes
 from kvrelay.errors import InvalidArgument, KvRelayError
@@ -69,6 +69,7 @@ def chat(
     import kvrelay
     from kvrelay.client.connection import Connection
 
+    note_waits()
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     with kvrelay.Client(
         target.split(","), token=connection.token(), tls=connection.tls()

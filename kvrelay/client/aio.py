@@ -14,7 +14,7 @@ import grpc
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base_client import BaseClient
 from kvrelay.client.base_stream import BaseStream
-from kvrelay.client.pause import AsyncPause
+from kvrelay.client.pause import AsyncPause, tell
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
@@ -74,6 +74,7 @@ class AsyncClient(BaseClient):
                 error = self._typed(seen, retry.target)
             # Outside of the handler, so that a traceback does not show gRPC's error too.
             seconds = retry.failed(error, time.monotonic())
+            tell(error, seconds)
             await self._pause.wait(seconds, lambda: self._closed)
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -10,15 +9,11 @@ from typing import Any
 
 from kvrelay.client.answer import Answer, Token, tokens_of
 from kvrelay.client.base_client import BaseClient
+from kvrelay.client.pause import tell
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry
 from kvrelay.errors import Cancelled, KvRelayError
 from kvrelay.wire import inference as wire
-
-# Seconds of a wait that is told.
-_TOLD_S = 1.0
-
-log = logging.getLogger("kvrelay.client")
 
 
 class BaseStream:
@@ -88,8 +83,7 @@ class BaseStream:
         except KvRelayError:
             self._error = error
             raise
-        if seconds >= _TOLD_S:
-            log.info("%s; asking again in %.0f s", error.message, seconds)
+        tell(error, seconds)
         return seconds
 
     def _is_ended(self) -> bool:

@@ -13,7 +13,7 @@ import grpc
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base_client import BaseClient
 from kvrelay.client.base_stream import BaseStream
-from kvrelay.client.pause import BlockingPause
+from kvrelay.client.pause import BlockingPause, tell
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
@@ -71,6 +71,7 @@ class Client(BaseClient):
                 error = self._typed(seen, retry.target)
             # Outside of the handler, so that a traceback does not show gRPC's error too.
             seconds = retry.failed(error, time.monotonic())
+            tell(error, seconds)
             self._pause.wait(seconds, lambda: self._closed)
 
     def close(self) -> None:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+
+from kvrelay.errors import KvRelayError
+
+# Shorter waits are not told.
+_TOLD_S = 1.0
+
+log = logging.getLogger("kvrelay.client")
+
+
+def tell(error: KvRelayError, seconds: float) -> None:
+    """Logs why the client waits, if the wait is long enough to be noticed."""
+    if seconds >= _TOLD_S:
+        log.info("%s; asking again in %.0f s", error.message, seconds)
 
 
 class BlockingPause:

@@ -257,10 +257,14 @@ class TextStream:
         stop: Iterable[str] = (),
         prompt_ids: Sequence[int] = (),
         markers: Iterable[str] = (),
+        min_tokens: int = 0,
     ) -> None:
-        """`markers`: special tokens that appear in the text. Others have no text."""
+        """`markers`: special tokens that appear in the text. Others have no text. min_tokens: stop
+        strings that are complete after this many tokens are text.
+        """
         self._text = _Detokenizer(tokenizer, prompt_ids)
         self._stop = _StopStrings(stop)
+        self._early_tokens = min_tokens
         self._markers = tokenizer.special_tokens(markers)
 
     @property
@@ -276,13 +280,16 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Adds a token. Returns the text that can be shown now."""
         marker = self._markers.get(token_id)
-        if marker is not None:
-            return self._stop.push(self._text.finish() + marker)
-        return self._stop.push(self._text.push(token_id))
+        text = self._text.push(token_id) if marker is None else self._text.finish() + marker
+        if self._early_tokens:
+            self._early_tokens -= 1
+            return self._stop.push_early(text)
+        return self._stop.push(text)
 
     def finish(self) -> str:
         """Returns the text that was held back. Call once, after the last token."""
-        return self._stop.push(self._text.finish()) + self._stop.finish()
+        push = self._stop.push_early if self._early_tokens else self._stop.push
+        return push(self._text.finish()) + self._stop.finish()
 
 
 class TokenOffsets:
@@ -385,6 +392,8 @@ class _StopStrings:
         self._strings = tuple(stop)
         assert all(self._strings), "a stop string is empty"
         self._held = ""
+        # Characters at the beginning of the held text in which no stop string can end.
+        self._early = 0
         # The stop string that was found.
         self.met: str | None = None
 
@@ -397,13 +406,24 @@ class _StopStrings:
         matches = [
             (start + len(stop), start, stop)
             for stop in self._strings
-            if (start := self._held.find(stop)) >= 0
+            if (start := self._held.find(stop, max(0, self._early + 1 - len(stop)))) >= 0
         ]
         if matches:
             _, cut, self.met = min(matches)
         else:
             cut = len(self._held) - self._open()
+        return self._take(cut)
+
+    def push_early(self, text: str) -> str:
+        """Like `push`, for text in which no stop string can end. One can begin in it."""
+        self._held += text
+        piece = self._take(len(self._held) - self._open())
+        self._early = len(self._held)
+        return piece
+
+    def _take(self, cut: int) -> str:
         piece, self._held = self._held[:cut], self._held[cut:]
+        self._early = max(0, self._early - cut)
         return piece
 
     def finish(self) -> str:

@@ -188,7 +188,7 @@ class Frontend:
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:
-            text = self.text.open_stream(sampling.stop, token_ids, markers)
+            text = self.text.open_stream(sampling, token_ids, markers)
             if request.resume:
                 await self._slices.run(tenant, replay(text, request.resume))
                 complete = "stop" if text.stopped else self._completed(request.resume, sampling)

@@ -16,7 +16,7 @@ from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
-from kvrelay.types.requests import ThinkingMarkers
+from kvrelay.types.requests import SamplingParams, ThinkingMarkers
 from router.core.body_budget import BodyBudget
 from router.frontend.answer_parsers.formats import TOOL_FORMATS, tool_format_of
 from router.frontend.answer_parsers.reasoning import ReasoningMarkers, reasoning_markers_of
@@ -266,14 +266,14 @@ class Text:
         return self._needed().spell(token_ids)
 
     def open_stream(
-        self, stop: tuple[str, ...], prompt: Sequence[int], markers: Sequence[str] = ()
+        self, sampling: SamplingParams, prompt: Sequence[int], markers: Sequence[str] = ()
     ) -> TokenSink:
         """Returns the detokenizer of one answer. `markers`: special tokens that appear in the text.
         Raises InvalidArgument for stop strings without a tokenizer.
         """
-        if self._tokenizer is None and not stop:
+        if self._tokenizer is None and not sampling.stop:
             return _NoText()
-        return TextStream(self._needed(), stop, prompt, markers)
+        return TextStream(self._needed(), sampling.stop, prompt, markers, sampling.min_tokens)
 
     def open_offsets(self, prompt: Sequence[int]) -> TokenOffsets:
         """Returns the offsets of one answer's tokens in its text. Raises

@@ -222,6 +222,21 @@ def test_a_long_wait_is_told(twin: Twin, caplog: pytest.LogCaptureFixture) -> No
     assert line.endswith(": acme has used its limit; asking again in 7 s")
 
 
+def test_a_long_wait_for_the_list_of_models_is_told(
+    twin: Twin, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvrelay.client")
+    router = ScriptedRouter()
+    router.list_errors = [
+        kvrelay.ResourceExhausted("acme has used its limit", retry_after_s=7.0),
+        kvrelay.ResourceExhausted("full", retry_after_s=0.5),
+    ]
+    with serving(router) as target:
+        twin.call(target, "models")
+    (line,) = caplog.messages
+    assert line.endswith(": acme has used its limit; asking again in 7 s")
+
+
 def test_an_answer_goes_on_after_a_failure_in_its_midst(twin: Twin) -> None:
     down = kvrelay.Unavailable("router stops")
     router = ScriptedRouter([tokens(0, 100), tokens(1, 101, 102), down], [tokens(3, 103), down])

@@ -267,6 +267,24 @@ class TestTextStream:
         assert stream.stopped == any(stop in text for stop in stops)
         assert shown == expected
 
+    @given(narrow, narrow_stops, st.integers(0, 12))
+    def test_a_stop_string_that_is_complete_before_min_tokens_is_text(
+        self, text: str, stops: list[str], min_tokens: int
+    ) -> None:
+        ids = DEMO.encode(text, add_special_tokens=False)
+        stream = TextStream(DEMO, tuple(stops), min_tokens=min_tokens)
+        shown = "".join(pieces(stream, ids))
+        # A character that is incomplete after min_tokens is of the tokens after them.
+        early = len(DEMO.decode(ids[:min_tokens]).rstrip("\ufffd"))
+        expected = text
+        for end in range(early + 1, len(text) + 1):
+            met = [stop for stop in stops if text[:end].endswith(stop)]
+            if met:
+                expected = text[: end - max(map(len, met))]
+                break
+        assert stream.stopped == (expected != text)
+        assert shown == expected
+
     @given(narrow, narrow_stops)
     def test_what_is_shown_never_has_to_be_taken_back(self, text: str, stops: list[str]) -> None:
         ids = DEMO.encode(text, add_special_tokens=False)

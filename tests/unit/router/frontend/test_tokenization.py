@@ -14,6 +14,7 @@ from kvrelay.tenants import Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
+from kvrelay.types.requests import SamplingParams
 from router.frontend.tokenization import INLINE, Text
 
 
@@ -27,14 +28,14 @@ async def test_long_text_is_converted_as_short_text_is() -> None:
 
 async def test_model_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) -> None:
     text = Text.load(str(tmp_path))
-    stream = text.open_stream((), (1, 2))
+    stream = text.open_stream(SamplingParams(), (1, 2))
     assert (stream.push(5), stream.stopped, stream.finish()) == ("", False, "")
     with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.encode("hello")
     with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.decode([1])
     with pytest.raises(InvalidArgument, match="stop strings"):
-        text.open_stream(("end",), ())
+        text.open_stream(SamplingParams(stop=("end",)), ())
     with pytest.raises(InvalidArgument, match="no tokenizer"):
         await text.encode_chat([ChatMessage("user", "hello")])
     await text.close()
@@ -44,7 +45,7 @@ async def test_stream_knows_the_prompt_and_the_stop_strings() -> None:
     text = Text.load(DEMO)
     prompt = await text.encode("Once upon a time")
     answer = await text.encode(" there was a dog", add_special_tokens=False)
-    stream = text.open_stream(("was",), prompt)
+    stream = text.open_stream(SamplingParams(stop=("was",)), prompt)
     pieces = [stream.push(one) for one in answer]
     assert ("".join(pieces) + stream.finish()).strip() == "there"
     assert stream.stopped

@@ -126,8 +126,8 @@ class _Generation(Generation):
         0,
         ge=0,
         le=INT32,
-        description="Before this number of tokens, neither the model nor stop_token_ids end the "
-        "answer. A stop string does.",
+        description="Before this number of tokens, neither the model nor stop nor stop_token_ids "
+        "end the answer.",
     )
     min_p: float | None = sampling("min_p")
     presence_penalty: float | None = sampling("presence_penalty")
