@@ -16,7 +16,7 @@ from kv_transfer import transport_selection
 from kv_transfer.transport_selection import TRANSPORTS, choose_transport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, Unavailable, Unimplemented
-from kvrelay.launch.checks import preflight
+from kvrelay.launch.checks import engine_check, preflight
 from kvrelay.process.machine import Machine
 
 FREE_PORTS = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
@@ -82,6 +82,8 @@ def test_a_transport_that_no_handoff_could_use_is_refused(
 ) -> None:
     monkeypatch.setattr(preflight, "_check_gpus", lambda config, machine: None)
     monkeypatch.setattr(transport_selection, "find_spec", lambda name: "installed")
+    # flashinfer, too.
+    monkeypatch.setattr(engine_check, "find_spec", lambda name: "installed")
     pools = {pool: {"resources": {"num_gpus": n}} for pool, n in gpus.items()}
     loaded = ClusterConfig.model_validate(
         {"listen": FREE_PORTS, "transfer": {"transport": transport}, **pools}
