@@ -23,6 +23,14 @@ _TIMEOUT_S = 300.0
 # Greedy, because vLLM 0.32 on a CPU crashes on a request with a seed and a prompt of more than one
 # chunk.
 _OPTIONS = {"temperature": 0}
+# Blocks are of 32 tokens, as vLLM's on a CPU, and the memory is that of `vllm serve` here.
+_VLLM_ENGINE = {
+    "prefill.engine": "vllm",
+    "decode.engine": "vllm",
+    "kv.block_size": 32,
+    "kv.memory": "2GiB",
+    "model.dtype": "bfloat16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,15 @@ def colocated(setup: Setup) -> AbstractAsyncContextManager[Sender]:
     return _kvrelay(setup, prefill=0, decode=2)
 
 
+def kvrelay_vllm(setup: Setup) -> AbstractAsyncContextManager[Sender]:
+    """Runs one prefill and one decode worker with vLLM as their engine. This Python has vLLM."""
+    return _kvrelay(setup, prefill=1, decode=1, **_VLLM_ENGINE)
+
+
 @asynccontextmanager
-async def _kvrelay(setup: Setup, prefill: int, decode: int) -> AsyncIterator[Sender]:
+async def _kvrelay(
+    setup: Setup, prefill: int, decode: int, **settings: object
+) -> AsyncIterator[Sender]:
     wanted: dict[str, object] = {
         **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": setup.model,
@@ -56,6 +71,7 @@ async def _kvrelay(setup: Setup, prefill: int, decode: int) -> AsyncIterator[Sen
         "decode.replicas": decode,
         # Each rate sends the same prompts.
         "kv.prefix_cache": False,
+        **settings,
     }
     async with (
         LocalCluster(load_config(setup.config, wanted), quiet=True) as cluster,
@@ -103,6 +119,7 @@ async def vllm_pair(setup: Setup) -> AsyncIterator[Sender]:
 SYSTEMS: dict[str, Callable[[Setup], AbstractAsyncContextManager[Sender]]] = {
     "kvrelay": kvrelay,
     "colocated": colocated,
+    "kvrelay-vllm": kvrelay_vllm,
     "vllm": vllm,
     "vllm-pair": vllm_pair,
 }
