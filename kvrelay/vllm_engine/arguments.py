@@ -99,7 +99,6 @@ def _connector(config: ClusterConfig, pool: PoolName) -> dict[str, Any]:
             "kv_role": "kv_both",
             **recompute,
         }
-    device = {} if config.pool(pool).resources.num_gpus else {"kv_buffer_device": "cpu"}
     return {
         "kv_connector": NIXL_CONNECTOR,
         "kv_connector_module_path": "kvrelay.vllm_engine.nixl_connector",
@@ -109,7 +108,6 @@ def _connector(config: ClusterConfig, pool: PoolName) -> dict[str, Any]:
             # UCX without a pool of threads: NIXL's own thread is enough for one reader.
             "num_threads": 0,
         },
-        **device,
         **recompute,
     }
 

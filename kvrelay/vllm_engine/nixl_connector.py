@@ -63,7 +63,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         changed while the sequence waited for room.
         """
         read = _read(request.request_id)
-        if read is not None and not read.tokens and time.monotonic() >= read.deadline:
+        if read is not None and time.monotonic() >= read.deadline and _is_due(request):
             read.failed = True
             self._decline(request)
             return 0, False
@@ -133,6 +133,11 @@ class HandoffWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self._reqs_to_process.discard(request_id)
                 found.add(request_id)
         return found
+
+
+def _is_due(request: Any) -> bool:
+    """Whether vLLM has neither begun nor declined the request's read."""
+    return bool(request.kv_transfer_params and request.kv_transfer_params["do_remote_prefill"])
 
 
 def _read(request_id: str) -> RemoteRead | None:
