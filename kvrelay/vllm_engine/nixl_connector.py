@@ -94,6 +94,11 @@ class HandoffScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             params["remote_blocks_expiry_time"] = self._reqs_need_send[request.request_id]
         return held, params
 
+    def shutdown(self) -> None:
+        """Ends the thread that answers handshakes, without the second that it may take."""
+        self._stop_event.set()
+        self._nixl_handshake_listener_t = None
+
 
 class HandoffWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """The half in vLLM's model runner."""
