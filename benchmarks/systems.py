@@ -60,6 +60,12 @@ def kvrelay_vllm(setup: Setup) -> AbstractAsyncContextManager[Sender]:
     return _kvrelay(setup, prefill=1, decode=1, **_VLLM_ENGINE)
 
 
+def kvrelay_vllm_nixl(setup: Setup) -> AbstractAsyncContextManager[Sender]:
+    """Like `kvrelay_vllm`, with KV over vLLM's own NixlConnector. This Python also has nixl."""
+    by_nixl = {"transfer.transport": "vllm-nixl"}
+    return _kvrelay(setup, prefill=1, decode=1, **_VLLM_ENGINE, **by_nixl)
+
+
 @asynccontextmanager
 async def _kvrelay(
     setup: Setup, prefill: int, decode: int, **settings: object
@@ -120,6 +126,7 @@ SYSTEMS: dict[str, Callable[[Setup], AbstractAsyncContextManager[Sender]]] = {
     "kvrelay": kvrelay,
     "colocated": colocated,
     "kvrelay-vllm": kvrelay_vllm,
+    "kvrelay-vllm-nixl": kvrelay_vllm_nixl,
     "vllm": vllm,
     "vllm-pair": vllm_pair,
 }

@@ -13,6 +13,7 @@ from decode_worker.eviction import Eviction, evictor_of
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.token_budget import TokenBudget
 from kv_transfer.lease import Lease
+from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code
 from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
@@ -43,7 +44,7 @@ class DecodeStage(Stage):
         # Drops tokens of long sequences; None if they keep all.
         self._eviction: Eviction | None = None
         self.scheduler, self._build_steps = self._batch()
-        self.inbound = InboundKv(context, self._join)
+        self.inbound = InboundKv(context, self._join, self._vllm_reads())
         self._leases = self.inbound.leases
         self._max_batch = config.max_batch
         self._slots_taken = RecentMean(context.clock.now())
@@ -82,6 +83,10 @@ class DecodeStage(Stage):
         return scheduler, lambda reporter: StepLoop(
             context, scheduler, reporter, prepare if needed else None
         )
+
+    def _vllm_reads(self) -> VllmReads | None:
+        """The KV that vLLM reads by itself; None if it is pushed to leased blocks."""
+        return None
 
     def _token_budget(self) -> TokenBudget | None:
         context, config = self._context, self._context.config.kv.eviction

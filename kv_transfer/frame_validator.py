@@ -8,6 +8,7 @@ import xxhash
 
 from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.lease import Lease
+from kv_transfer.vllm_blocks_check import check_vllm_blocks
 from kvrelay.errors import DataLoss
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
@@ -103,9 +104,11 @@ class FrameValidator:
         # A lease without writable blocks needs no frames, even if its cached part ends within a
         # block of the sender.
         missing = sum(self._next_layer(block) < len(self._theirs.layers) for block in wanted)
-        if missing and self._lease.writable:
+        if commit.in_vllm is not None:
+            check_vllm_blocks(commit.in_vllm, blocks)
+        elif missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
-        digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
+        digest = commit_digest(self._digest, commit.first_token, commit.num_tokens, commit.in_vllm)
         if commit.frames != self._frames:
             raise DataLoss(f"the commit counts {commit.frames} frames; {self._frames} arrived")
         if commit.digest != digest:

@@ -12,12 +12,13 @@ from kv_transfer.blocks.plan import Layers
 from kv_transfer.push_call import PushCall
 from kv_transfer.push_frames import PushFrames, Run
 from kv_transfer.retry_policy import PushAttempt, RetryPolicy
+from kv_transfer.transports import vllm_nixl
 from kvrelay.errors import Internal, KvRelayError, Unavailable
 from kvrelay.messages import HandoffTarget
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.types.requests import Handoff
-from kvrelay.wire.transfer import KvOpen, KvReceipt, frame_to_bytes
+from kvrelay.wire.transfer import KvOpen, KvReceipt, VllmBlocks, frame_to_bytes
 
 if TYPE_CHECKING:
     from kv_transfer.sender import Sender
@@ -89,24 +90,40 @@ class Push:
         """Returns when the decode worker has accepted the push, or the push has failed."""
         await self._taken.wait()
 
-    async def commit(self, first_token: int, num_tokens: int, prefill_done_at: float) -> Handoff:
-        """Waits until the decode worker has all blocks and owns the request.
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether the decode worker may own the request: its commit was sent, and not refused."""
+        refused = self.error is not None and not isinstance(self.error, Unavailable)
+        return self._frames.commit_frame is not None and not refused
+
+    async def commit(
+        self,
+        first_token: int,
+        num_tokens: int,
+        prefill_done_at: float,
+        in_vllm: VllmBlocks | None = None,
+    ) -> Handoff:
+        """Waits until the decode worker has all blocks and owns the request. `in_vllm`: for
+        vllm-nixl, the KV that the decode worker's vLLM reads.
 
         `prefill_done_at` is a time of the sender's clock. Raises the error of the push. After
         Unavailable it is unknown whether the decode worker has taken over; after any other error it
         has not.
         """
-        self._frames.end(first_token, num_tokens)
+        self._frames.end(first_token, num_tokens, in_vllm)
         await asyncio.shield(self._task)
         if self._receipt is None:
             assert self.error is not None, "a push ends with a receipt or an error"
             raise self.error
         now, layout = self._sender.clock.now(), self._sender.arena.layout
+        blocks, num_bytes = self._frames.num_blocks, self.bytes_packed
+        if in_vllm is not None:
+            blocks, num_bytes = self._receipt.blocks, self._receipt.bytes
         return Handoff(
             transport=self.transport,
-            blocks=self._frames.num_blocks,
+            blocks=blocks,
             block_bytes=layout.block_bytes,
-            bytes=self.bytes_packed,
+            bytes=num_bytes,
             cached_blocks=self._target.cached_tokens // layout.block_size,
             seconds=now - (prefill_done_at if self._first_sent_at is None else self._first_sent_at),
             exposed_seconds=now - prefill_done_at,
@@ -169,7 +186,9 @@ class Push:
 
     async def _repeat_commit(self) -> KvReceipt:
         assert self._frames.commit_frame is not None, "the commit was sent before"
-        async with self._call(self._opening("grpc")) as call:
+        # A receiver that reads in vLLM takes no other transport.
+        transport = vllm_nixl.NAME if self.transport == vllm_nixl.NAME else "grpc"
+        async with self._call(self._opening(transport)) as call:
             await call.write_behind(frame_to_bytes(self._frames.commit_frame))
             return await call.receipt()
 

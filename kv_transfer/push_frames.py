@@ -12,7 +12,7 @@ from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.plan import Layers, Places
 from kv_transfer.transports import Outbound
 from kvrelay.types.kv_layout import KvLayout
-from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest, frame_to_bytes
+from kvrelay.wire.transfer import KvBlocks, KvCommit, VllmBlocks, commit_digest, frame_to_bytes
 
 
 class Run(NamedTuple):
@@ -44,8 +44,8 @@ class PushFrames:
         self._end = 0
         self._layout = layout
         self._runs: list[Run] = []
-        # First token, number of tokens.
-        self._ending: tuple[int, int] | None = None
+        # First token, number of tokens, and the KV that stays in vLLM.
+        self._ending: tuple[int, int, VllmBlocks | None] | None = None
         self._changed = asyncio.Event()
         self._packer: FramePacker | None = None
 
@@ -65,10 +65,10 @@ class PushFrames:
         self._end = max(self._end, end)
         self.wake()
 
-    def end(self, first_token: int, num_tokens: int) -> None:
+    def end(self, first_token: int, num_tokens: int, in_vllm: VllmBlocks | None = None) -> None:
         """Queues the commit."""
         assert self._ending is None, "a push is committed once"
-        self._ending = first_token, num_tokens
+        self._ending = first_token, num_tokens, in_vllm
         self.wake()
 
     def wake(self) -> None:
@@ -126,10 +126,12 @@ class FramePacker:
         self.num_bytes += num_bytes
         return frame_to_bytes(frame)
 
-    def commit(self, first_token: int, num_tokens: int) -> KvCommit:
+    def commit(
+        self, first_token: int, num_tokens: int, in_vllm: VllmBlocks | None = None
+    ) -> KvCommit:
         """The commit of the frames packed so far."""
-        digest = commit_digest(self._digest, first_token, num_tokens)
-        return KvCommit(self._frames, digest, first_token, num_tokens)
+        digest = commit_digest(self._digest, first_token, num_tokens, in_vllm)
+        return KvCommit(self._frames, digest, first_token, num_tokens, in_vllm)
 
     def _block_bytes(self, layers: Layers) -> int:
         return Places.of_payload(self._layout, 1, layers).block_bytes

@@ -19,9 +19,11 @@ from kv_transfer.prefetch import prefetch
 from kv_transfer.push_call import ACCEPTED
 from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports import Inbound, memory
+from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.clock import Clock
 from kvrelay.errors import (
     Cancelled,
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     KvRelayError,
@@ -79,8 +81,11 @@ class Receiver:
         digests: bool = True,
         host: str = "127.0.0.1",
         timeout_s: float = 10.0,
+        vllm_reads: VllmReads | None = None,
     ) -> None:
+        """vllm_reads: for a worker whose vLLM reads the KV of all hand-offs, after the commit."""
         self._arena = arena
+        self._vllm_reads = vllm_reads
         self._leases = leases
         self._worker_id = worker_id
         self._key = make_key()
@@ -90,7 +95,9 @@ class Receiver:
         self._digests = digests
         self._timeout_s = timeout_s
         self._unopened = 0
-        self._transports = ReceiverTransports(arena.buffer.device, host, timeout_s)
+        self._transports = ReceiverTransports(
+            arena.buffer.device, host, timeout_s, in_vllm=vllm_reads is not None
+        )
         self._drop_dead_at = 0.0
         # Pushes under way, by lease id.
         self._pushes: dict[int, _Push] = {}
@@ -228,6 +235,10 @@ class Receiver:
                         validator.check(frame)
                         await self._write(opening, frame, inbound, writer)
                         validator.add(frame)
+                    case KvCommit() if self._vllm_reads is not None:
+                        return await self._commit_in_vllm(
+                            opening, frame, validator, self._vllm_reads
+                        )
                     case KvCommit():
                         return self._commit(opening, frame, validator)
                     case KvOpen():
@@ -264,10 +275,28 @@ class Receiver:
     def _commit(self, opening: KvOpen, commit: KvCommit, validator: FrameValidator) -> KvReceipt:
         lease = self._find(opening)
         if not self._leases.is_committed(lease.lease_id):
+            if (commit.in_vllm is None) != (self._vllm_reads is None):
+                raise DataLoss("the commit does not match the transport of the push")
             validator.check_complete(commit)
         if self._leases.commit(lease.lease_id, commit):
             self._on_commit(lease, commit.first_token, commit.num_tokens)
-        blocks = len(lease.writable)
+        return self._receipt(len(lease.writable))
+
+    async def _commit_in_vllm(
+        self, opening: KvOpen, commit: KvCommit, validator: FrameValidator, reads: VllmReads
+    ) -> KvReceipt:
+        """Commits, and gives the receipt when vLLM has the KV: until then, the sender counts the
+        hand-off as running. A repeated commit gets its receipt at once.
+        """
+        lease = self._find(opening)
+        if commit.in_vllm is None or self._leases.is_committed(lease.lease_id):
+            return self._commit(opening, commit, validator)
+        validator.check_complete(commit)
+        reading = reads.expect(lease, commit.in_vllm)
+        self._commit(opening, commit, validator)
+        return self._receipt(await reading)
+
+    def _receipt(self, blocks: int) -> KvReceipt:
         return KvReceipt(blocks, blocks * self._arena.layout.block_bytes)
 
 

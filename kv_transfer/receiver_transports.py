@@ -8,21 +8,27 @@ from contextlib import asynccontextmanager
 import torch
 
 from kv_transfer.blocks.copy_threads import in_thread
-from kv_transfer.transports import Inbound, memory
+from kv_transfer.transports import Inbound, memory, vllm_nixl
 from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kv_transfer.transports.group_inbound import ReceiverGroups
 from kv_transfer.transports.grpc import GrpcInbound
 from kv_transfer.transports.nixl import NixlReader
 from kv_transfer.transports.shm import SegmentCache
+from kv_transfer.transports.vllm_nixl import VllmInbound
 from kvrelay.errors import Unimplemented
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import KvOpen, RemoteArena
 
 
 class ReceiverTransports:
-    """`device` is that of the receiver's arena. Groups and NIXL listen on `host`."""
+    """`device` is that of the receiver's arena. Groups and NIXL listen on `host`. in_vllm: vLLM
+    reads the KV itself, and no other transport is accepted.
+    """
 
-    def __init__(self, device: torch.device, host: str, timeout_s: float) -> None:
+    def __init__(
+        self, device: torch.device, host: str, timeout_s: float, *, in_vllm: bool = False
+    ) -> None:
+        self._in_vllm = in_vllm
         self._device = device
         self._segments = SegmentCache()
         self._groups = ReceiverGroups(host, timeout_s)
@@ -37,7 +43,11 @@ class ReceiverTransports:
         """The receiving half for one push. After an exit without an exception, its connections are
         reused.
         """
+        if self._in_vllm != (opening.transport == vllm_nixl.NAME):
+            raise Unimplemented(f"transport {opening.transport!r} is not supported by this worker")
         match opening.transport:
+            case vllm_nixl.NAME:
+                yield VllmInbound()
             case "grpc":
                 yield GrpcInbound(theirs)
             case "memory" if opening.segment is not None:

@@ -10,12 +10,13 @@ from kv_transfer.channels import Channels
 from kv_transfer.push import Push
 from kv_transfer.retry_policy import PushAttempt
 from kv_transfer.transport_selection import choose_transport
-from kv_transfer.transports import Outbound, memory
+from kv_transfer.transports import Outbound, memory, vllm_nixl
 from kv_transfer.transports.cuda_ipc import CudaIpcOutbound
 from kv_transfer.transports.group_outbound import SenderGroups
 from kv_transfer.transports.grpc import GrpcOutbound
 from kv_transfer.transports.named import NamedOutbound
 from kv_transfer.transports.nixl import NixlOutbound, ServedArena
+from kv_transfer.transports.vllm_nixl import VllmOutbound
 from kvrelay.clock import Clock
 from kvrelay.messages import HandoffTarget
 from kvrelay.protocol_version import Protocol, ours
@@ -43,7 +44,9 @@ class Sender:
         host: str = "127.0.0.1",
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
+        in_vllm: bool = False,
     ) -> None:
+        """in_vllm: whether the KV lies in vLLM's memory, which only vllm-nixl hands over."""
         self.worker_id = worker_id
         self.arena = arena
         self.host_id = host_id
@@ -55,6 +58,7 @@ class Sender:
         self.digests = digests
         self.timeout_s = timeout_s
         self._credentials = credentials
+        self._in_vllm = in_vllm
         self.channels = Channels(arena.layout, credentials)
         self._groups = SenderGroups(host, timeout_s)
         self._served = ServedArena(arena, host)
@@ -74,6 +78,7 @@ class Sender:
             device=device_of(self.arena),
             target_device=target.device,
             tls=self._credentials is not None,
+            in_vllm=self._in_vllm,
         )
         return Push(self, key, target, PushAttempt(transport, why), adapter, num_tokens)
 
@@ -87,6 +92,8 @@ class Sender:
                 yield NamedOutbound(self.arena, digests=self.digests)
             case "nixl":
                 yield NixlOutbound(self._served, self.arena, digests=self.digests)
+            case vllm_nixl.NAME:
+                yield VllmOutbound()
             case "cuda_ipc":
                 yield CudaIpcOutbound(self.arena, digests=self.digests)
             case "gloo" | "nccl":

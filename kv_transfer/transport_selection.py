@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvrelay.errors import Unimplemented
 
-TRANSPORTS = ("memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl")
+TRANSPORTS = ("memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl", "vllm-nixl")
 
 # In the order in which `auto` tries them.
 _ON_ONE_HOST = {"memory": "same process", "shm": "same host", "cuda_ipc": "GPUs of one host"}
@@ -24,11 +24,11 @@ def host_id() -> str:
 
 def missing_package(transport: str) -> str:
     """Says which package the transport needs, and how to install it; empty if it is there."""
-    if transport != "nixl" or find_spec("nixl") is not None:
+    if transport not in ("nixl", "vllm-nixl") or find_spec("nixl") is not None:
         return ""
     return (
-        "nixl needs the package nixl, which is not installed; run pip install '.[nixl]' in a clone "
-        "of kvrelay"
+        f"{transport} needs the package nixl, which is not installed; run pip install '.[nixl]' in "
+        "a clone of kvrelay"
     )
 
 
@@ -40,14 +40,18 @@ def choose_transport(
     device: str,
     target_device: str,
     tls: bool = False,
+    in_vllm: bool = False,
 ) -> tuple[str, str]:
     """Returns (transport, why). The devices are those of the sender's and the receiver's arena,
-    from `arena.device_of`.
+    from `arena.device_of`. in_vllm: whether the sender's KV lies in vLLM's memory, which only
+    vllm-nixl hands over.
 
     `auto` takes the transport with the fewest copies. Between hosts it always takes grpc, the only
     transport that TLS protects. Raises Unimplemented if a transport that was requested by name
     cannot work between these two workers, since a silent fallback would hide that.
     """
+    if in_vllm != (requested == "vllm-nixl") and requested in ("auto", *TRANSPORTS):
+        raise Unimplemented(_other_engine(requested))
     if requested == "auto":
         for name, why in _ON_ONE_HOST.items():
             if not _obstacle(name, same_process, same_host, device, target_device):
@@ -65,6 +69,19 @@ def choose_transport(
             "to select a supported one"
         )
     return requested, "asked for"
+
+
+def _other_engine(requested: str) -> str:
+    """Why a worker does not hand its KV over by the transport."""
+    if requested == "vllm-nixl":
+        return (
+            "transport vllm-nixl cannot be used: this worker was not started with it; set engine: "
+            "vllm in both pools, and start the workers again after a change of transfer.transport"
+        )
+    return (
+        f"transport {requested} cannot be used: this worker was started with vllm-nixl, and its KV "
+        "lies in vLLM's memory; start the workers again after a change of transfer.transport"
+    )
 
 
 def _obstacle(

@@ -22,6 +22,7 @@ from kvrelay.messages import (
     SequenceTokens,
 )
 from kvrelay.types.requests import PrefillTimings
+from kvrelay.wire.transfer import VllmBlocks
 from kvrelay.worker.batches import PrefillBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
@@ -53,6 +54,8 @@ class Relay:
     layers: int = 0
     fetching: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
+    # The KV in vLLM's memory, which the target's vLLM reads. No block is pushed then.
+    in_vllm: VllmBlocks | None = None
 
 
 class PrefillStage(Stage):
@@ -261,7 +264,9 @@ class PrefillStage(Stage):
         spec = relay.sequence.spec
         event: HandedOff | Failed
         try:
-            handoff = await relay.push.commit(first_token, len(spec.token_ids), prefill_done_at)
+            handoff = await relay.push.commit(
+                first_token, len(spec.token_ids), prefill_done_at, relay.in_vllm
+            )
             event = HandedOff(*spec.key, handoff)
         except KvRelayError as error:
             event = Failed(

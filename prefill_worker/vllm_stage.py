@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from kvrelay.errors import Internal
+from kvrelay.messages import SequenceTokens
 from kvrelay.vllm_engine.batch import VllmBatch
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.model import VllmModel
@@ -12,11 +14,13 @@ from kvrelay.worker.batches import PrefillBatch
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad
 from kvrelay.worker.steps.step_loop import Reporter, Steps
-from prefill_worker.stage import PrefillStage
+from prefill_worker.stage import PrefillStage, Relay
 
 
 class VllmPrefillStage(PrefillStage):
-    """Pushes from staging blocks, to which each step copies the KV that vLLM computed."""
+    """Pushes from staging blocks, to which each step copies the KV that vLLM computed. With
+    vllm-nixl, the KV stays where it is, and the commit tells where.
+    """
 
     fetches: ClassVar[bool] = False
 
@@ -27,6 +31,20 @@ class VllmPrefillStage(PrefillStage):
 
     def _batch(self) -> tuple[PrefillBatch, Callable[[Reporter], Steps]]:
         return self._vllm.scheduler, self._vllm.steps
+
+    def _finish(self, relay: Relay, tokens: SequenceTokens) -> None:
+        """Raises Internal if vLLM holds no blocks to read."""
+        if self._vllm.reads is not None:
+            relay.in_vllm = self._vllm.scheduler.take_held(relay.sequence)
+            if relay.in_vllm is None:
+                raise Internal("vLLM holds no blocks of the prompt for the decode worker")
+        super()._finish(relay, tokens)
+
+    def _release(self, relay: Relay) -> None:
+        if relay.in_vllm is not None and not (relay.push and relay.push.may_be_taken):
+            # Otherwise the decode worker's vLLM ends the hold, or its time does.
+            self._vllm.scheduler.release(relay.in_vllm)
+        super()._release(relay)
 
     def check_integrity(self) -> None:
         """Checks vLLM's own blocks. Raises IntegrityError."""

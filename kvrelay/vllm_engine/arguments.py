@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Collection
 from typing import Any
@@ -35,6 +36,10 @@ _FORCED = (
 _MAX_PROMPTS = 32
 # Part of kv.memory that holds KV on its way between workers.
 STAGING_SHARE = 4
+NIXL_CONNECTOR = "NixlHandoffConnector"
+# A prefill worker holds the blocks of a prompt that nobody reads as long as a lease lasts, and at
+# least so many seconds. vLLM takes whole seconds.
+_SHORTEST_HOLD_S = 2
 
 
 def set_variables() -> None:
@@ -63,7 +68,7 @@ def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> 
         "dtype": config.model.dtype,
         "max_model_len": config.model.max_model_len,
         "block_size": kv.block_size,
-        "kv_cache_memory_bytes": kv.memory - kv.memory // STAGING_SHARE,
+        "kv_cache_memory_bytes": kv.memory - staging_bytes(config, pool),
         "enable_prefix_caching": kv.prefix_cache,
         "max_num_seqs": min(slots, budget),
         "max_num_batched_tokens": budget,
@@ -75,18 +80,45 @@ def engine_arguments(config: ClusterConfig, pool: PoolName, model_path: str) -> 
         "disable_log_stats": True,
         "async_scheduling": False,
         "logits_processors": ["kvrelay.vllm_engine.sampler:KeyedSampler"],
-        "kv_transfer_config": {
-            "kv_connector": "HandoffConnector",
-            "kv_connector_module_path": "kvrelay.vllm_engine.connector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-        },
+        "kv_transfer_config": _connector(config, pool),
         # The worker reads the events in its own process.
         "kv_events_config": {"enable_kv_cache_events": kv.prefix_cache, "publisher": "null"},
         # Blocks of one kind can be handed over. Layers with a window then keep all tokens.
         "disable_hybrid_kv_cache_manager": True if hands_over(config, pool) else None,
         **section.engine_args,
     }
+
+
+def _connector(config: ClusterConfig, pool: PoolName) -> dict[str, Any]:
+    """vLLM's connector of the pool's transport. What cannot be loaded is computed."""
+    recompute = {"kv_load_failure_policy": "recompute"}
+    if not config.transfer.in_vllm:
+        return {
+            "kv_connector": "HandoffConnector",
+            "kv_connector_module_path": "kvrelay.vllm_engine.connector",
+            "kv_role": "kv_both",
+            **recompute,
+        }
+    return {
+        "kv_connector": NIXL_CONNECTOR,
+        "kv_connector_module_path": "kvrelay.vllm_engine.nixl_connector",
+        "kv_role": "kv_producer" if pool == "prefill" else "kv_consumer",
+        "kv_connector_extra_config": {
+            "kv_lease_duration": max(_SHORTEST_HOLD_S, math.ceil(config.transfer.lease_s)),
+            # UCX without a pool of threads: NIXL's own thread is enough for one reader.
+            "num_threads": 0,
+        },
+        **recompute,
+    }
+
+
+def staging_bytes(config: ClusterConfig, pool: PoolName) -> int:
+    """The part of kv.memory that holds KV on its way between workers. None of it does if one
+    worker's vLLM reads from that of another.
+    """
+    memory = config.pool_kv(pool).memory
+    assert memory != "auto", "the configuration refuses it"
+    return 0 if config.transfer.in_vllm else memory // STAGING_SHARE
 
 
 def check_names(given: Collection[str], known: Collection[str], pool: PoolName) -> None:

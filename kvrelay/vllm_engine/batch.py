@@ -8,10 +8,11 @@ from kvrelay.protocol_version import KV_INDEX, PROMPT_LOGPROBS
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.exchange import EXCHANGE
 from kvrelay.vllm_engine.model import VllmModel
+from kvrelay.vllm_engine.remote_reads import RemoteReads
 from kvrelay.vllm_engine.scheduler import Limits, VllmScheduler
 from kvrelay.vllm_engine.step_loop import VllmStepLoop
 from kvrelay.worker.context import WorkerContext
-from kvrelay.worker.stage import StageLoad
+from kvrelay.worker.stage import BlockCounts, StageLoad
 from kvrelay.worker.steps.step_loop import Reporter
 
 
@@ -26,10 +27,14 @@ class VllmBatch:
         """leaves: whether the KV of prompts leaves for a decode worker."""
         self._context = context
         self._engine = engine
+        # KV that vLLM reads from other workers' vLLM; None if it passes through staging memory.
+        self.reads = RemoteReads(context.clock) if context.config.transfer.in_vllm else None
         limits = Limits(
             model.max_model_len, model.eos_token_ids, engine.budget, engine.blocks.total
         )
-        self.scheduler = VllmScheduler(context.cache, EXCHANGE, limits, leaves=leaves)
+        self.scheduler = VllmScheduler(
+            context.cache, EXCHANGE, limits, leaves=leaves, reads=self.reads
+        )
         # The index of vLLM's prefix cache, which routers ask for.
         self.findable = engine.cached_blocks(context.cache)
         # Features of the protocol that the engine does not have.
@@ -50,5 +55,9 @@ class VllmBatch:
         self._engine.check_blocks(len(self.scheduler))
 
     def with_blocks(self, load: StageLoad) -> StageLoad:
-        """The load with vLLM's blocks and the staging blocks."""
-        return replace(load, blocks=self._engine.blocks.with_pool(self._context.cache.pool))
+        """The load with vLLM's blocks and the staging blocks, or those promised to leases."""
+        own, pool = self._engine.blocks, self._context.cache.pool
+        if self.reads is None:
+            return replace(load, blocks=own.with_pool(pool))
+        held = min(own.total, own.held + pool.num_held)
+        return replace(load, blocks=BlockCounts(own.total, held, own.cached))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +14,17 @@ from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.types.workers import PoolName
+from kvrelay.vllm_engine.arguments import NIXL_CONNECTOR
 from kvrelay.vllm_engine.cache_events import CacheEvents
 from kvrelay.vllm_engine.cached_blocks import CacheChanges, CachedBlocks
 from kvrelay.vllm_engine.engine_config import engine_config, reason
 from kvrelay.vllm_engine.exchange import EXCHANGE, KEY
 from kvrelay.vllm_engine.version_check import check_version
+from kvrelay.wire.kv_frame import VllmBlocks
 from kvrelay.worker.stage import BlockCounts
 
+# vLLM's status of a request whose KV it reads.
+_READING = "WAITING_FOR_REMOTE_KVS"
 # Most steps of the warm-up.
 _WARMUP_STEPS = 64
 
@@ -33,6 +38,8 @@ class Start:
     max_tokens: int
     salt: str = ""
     priority: int = 0
+    # vLLM's kv_transfer_params; None without a hand-off by vLLM.
+    transfer: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -47,6 +54,10 @@ class StepResult:
     cached: dict[str, int] = field(default_factory=dict)
     # What the step changed in vLLM's prefix cache.
     cache: CacheChanges = field(default_factory=CacheChanges)
+    # Prompts that have ended and whose blocks vLLM holds, for another worker's vLLM to read.
+    held: dict[str, VllmBlocks] = field(default_factory=dict)
+    # Sequences whose KV is being read. They make no progress.
+    reading: set[str] = field(default_factory=set)
 
 
 class VllmEngine:
@@ -59,6 +70,9 @@ class VllmEngine:
         core = engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
+        connector = engine.vllm_config.kv_transfer_config
+        # Whether other workers' vLLM reads from this one, or this one from others.
+        self._exchanges = connector is not None and connector.kv_connector == NIXL_CONNECTOR
         # None without a prefix cache, and for models with several kinds of blocks.
         self._cache_events: CacheEvents | None = None
         pool = core.scheduler.kv_cache_manager.block_pool
@@ -134,10 +148,18 @@ class VllmEngine:
         """Requests that vLLM has not finished."""
         return int(self._engine.get_num_unfinished_requests())
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether steps are needed although no sequence runs: vLLM has to tell another worker's
+        vLLM something, or to hear from it.
+        """
+        return self._exchanges and bool(self._scheduler.has_requests())
+
     def check_blocks(self, num_sequences: int) -> None:
         """Raises IntegrityError if vLLM holds blocks although the worker has no sequence."""
         held = self.blocks.held
-        if held and not num_sequences and not self.num_requests:
+        # Requests that have ended keep their blocks while another worker's vLLM may read them.
+        if held and not num_sequences and not self.num_requests and not self._scheduler.requests:
             raise IntegrityError(f"vLLM holds {held} blocks without a sequence")
 
     def cached_blocks(self, cache: KvCache) -> CachedBlocks | None:
@@ -188,18 +210,28 @@ class VllmEngine:
                 result.failed[start.name] = InvalidArgument(
                     f"vLLM refuses the request: {reason(error)}"
                 )
-        for output in self._engine.step() if self.num_requests else ():
+        for output in self._engine.step() if self.num_requests or self.is_unsettled else ():
             self._take(output, result)
-        for request in self._scheduler.requests.values():
-            name = (request.sampling_params.extra_args or {}).get(KEY)
-            if name is not None:
-                result.progress[name] = request.num_computed_tokens, request.num_preemptions
+        self._follow(result)
         if self._cache_events is not None:
             result.cache = self._cache_events.changes()
         return result
 
+    def _follow(self, result: StepResult) -> None:
+        """Adds the progress of the sequences that are still in vLLM."""
+        for request in self._scheduler.requests.values():
+            name = (request.sampling_params.extra_args or {}).get(KEY)
+            if name is None or request.is_finished():
+                continue
+            if request.status.name == _READING:
+                result.reading.add(name)
+            else:
+                result.progress[name] = request.num_computed_tokens, request.num_preemptions
+
     def _take(self, output: Any, result: StepResult) -> None:
         name, (answer,) = output.request_id, output.outputs
+        if output.kv_transfer_params:
+            result.held[name] = _held(output.kv_transfer_params)
         one = EXCHANGE.sequences.get(name)
         if one is None:
             return
@@ -226,7 +258,7 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args={KEY: start.name} if start.name else None,
+            extra_args=_extra_args(start),
         )
         prompt: dict[str, Any] = {"prompt_token_ids": list(start.token_ids)}
         if start.salt:
@@ -236,3 +268,26 @@ class VllmEngine:
     def close(self) -> None:
         """Ends the engine."""
         self._engine.engine_core.shutdown()
+
+
+def _extra_args(start: Start) -> dict[str, Any] | None:
+    if not start.name:
+        return None
+    # vLLM changes the parameters.
+    transfer = {} if start.transfer is None else {"kv_transfer_params": dict(start.transfer)}
+    return {KEY: start.name, **transfer}
+
+
+def _held(params: dict[str, Any]) -> VllmBlocks:
+    """The blocks that vLLM holds for a read, from what it says of a prompt that has ended."""
+    (blocks,) = params["remote_block_ids"]
+    expires_at = float(params["remote_blocks_expiry_time"])
+    return VllmBlocks(
+        engine_id=params["remote_engine_id"],
+        request_id=params["remote_request_id"],
+        host=params["remote_host"],
+        port=params["remote_port"],
+        blocks=tuple(blocks),
+        expires_at=expires_at,
+        held_s=expires_at - time.perf_counter(),
+    )

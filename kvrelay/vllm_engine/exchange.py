@@ -4,6 +4,7 @@ hand-off connector.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import KvRelayError
 from kvrelay.vllm_engine.block_copier import BlockCopier
+from kvrelay.vllm_engine.remote_reads import RemoteRead
 from kvrelay.worker.sequence import Sequence
 
 # Key of the sequence's name in vLLM's SamplingParams.extra_args.
@@ -33,6 +35,8 @@ class Exchanged:
     leaves: bool = False
     # Leading staging blocks that hold their KV.
     staged_blocks: int = 0
+    # The KV that vLLM reads from another worker's vLLM.
+    read: RemoteRead | None = None
 
 
 class Exchange:
@@ -44,6 +48,8 @@ class Exchange:
         self.kv_caches: dict[str, torch.Tensor] = {}
         # Copies blocks between vLLM's memory and the staging memory. None before the start.
         self.copier: BlockCopier | None = None
+        # vLLM's requests whose blocks nobody will read. Both threads use it.
+        self.released: deque[str] = deque()
 
     def of(self, extra_args: Mapping[str, Any] | None) -> Exchanged | None:
         """The sequence that a request of vLLM belongs to; None for a request of vLLM's own."""

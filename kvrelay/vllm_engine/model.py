@@ -28,7 +28,9 @@ class VllmModel:
     def __init__(
         self, engine: VllmEngine, checkpoint: Checkpoint, block_size: int, staging_bytes: int
     ) -> None:
-        """Makes the staging memory. Raises ConfigError if it cannot hold one sequence."""
+        """Makes the staging memory; there is none if staging_bytes is 0. Raises ConfigError if it
+        cannot hold one sequence.
+        """
         self._engine = engine
         self.max_model_len = engine.max_model_len
         self.vocab_size = engine.vocab_size
@@ -82,7 +84,7 @@ class VllmModel:
         return xxhash.xxh3_128("|".join(facts).encode()).hexdigest()
 
     def _staging(self, num_bytes: int) -> KvPool:
-        if self.without_handoff:
+        if self.without_handoff or not num_bytes:
             return KvPool(self.layout, 1)
         needed = self.layout.blocks_for(self.max_model_len)
         blocks = num_bytes // self.layout.block_bytes

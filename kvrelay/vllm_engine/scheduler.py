@@ -10,10 +10,15 @@ from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import KvRelayError
+from kvrelay.process.telemetry import get_logger
 from kvrelay.vllm_engine.engine import Start, StepResult
 from kvrelay.vllm_engine.exchange import Exchange, Exchanged
+from kvrelay.vllm_engine.remote_reads import RemoteRead, RemoteReads
+from kvrelay.wire.kv_frame import VllmBlocks
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.steps.prompt_rate import PromptRate
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -23,6 +28,8 @@ class _Entry:
     # vLLM has the sequence.
     given: bool = False
     preemptions: int = 0
+    # The KV of the prompt, which has ended, until it is handed over.
+    held: VllmBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +50,23 @@ class VllmScheduler:
     On a prefill worker (`leaves`) each prompt first gets staging blocks, in the order of arrival,
     and vLLM computes one token after it. On a decode worker a sequence that joins brings staging
     blocks, which are released once vLLM has loaded them.
+
+    If one worker's vLLM reads from that of another (`reads`), there is no staging memory. A prompt
+    that leaves stays in vLLM's blocks, and the blocks of a sequence that joins are only promised:
+    they keep room for it in vLLM's memory.
     """
 
     def __init__(
-        self, cache: KvCache, exchange: Exchange, limits: Limits, *, leaves: bool = False
+        self,
+        cache: KvCache,
+        exchange: Exchange,
+        limits: Limits,
+        *,
+        leaves: bool = False,
+        reads: RemoteReads | None = None,
     ) -> None:
-        """cache: the staging blocks."""
+        """cache: the staging blocks, or the promised ones."""
+        self._reads = reads
         self._cache = cache
         self._exchange = exchange
         self._limits = limits
@@ -124,12 +142,24 @@ class VllmScheduler:
         entry = self._entries.pop(sequence)
         del self._by_name[entry.name]
         sequence.ended = True
+        if entry.held is not None:
+            self.release(entry.held)
         if entry.given:
             self._aborts.append(entry.name)
         if self._is_running:
             self._leaving.append(sequence)
         else:
             sequence.drop_blocks(self._cache)
+
+    def take_held(self, sequence: Sequence) -> VllmBlocks | None:
+        """Returns the KV that vLLM holds of a prompt that has ended. The caller releases it."""
+        entry = self._entries[sequence]
+        held, entry.held = entry.held, None
+        return held
+
+    def release(self, held: VllmBlocks) -> None:
+        """Releases blocks of vLLM that nobody will read."""
+        self._exchange.released.append(held.request_id)
 
     # Steps
 
@@ -166,7 +196,7 @@ class VllmScheduler:
 
     def _stage(self, sequence: Sequence) -> bool:
         """Gives a prompt that leaves its staging blocks. Returns False if there are too few."""
-        if not self._leaves:
+        if not self._leaves or self._reads is not None:
             return True
         try:
             sequence.take_blocks(self._cache, len(sequence.tokens))
@@ -175,11 +205,19 @@ class VllmScheduler:
         return True
 
     def _start(self, entry: _Entry) -> Start:
-        sequence = entry.sequence
-        arrived = 0 if self._leaves or not sequence.blocks else len(sequence.tokens) - 1
+        sequence, staged = entry.sequence, self._reads is None
+        read = None if self._reads is None else self._reads.find(sequence.spec.key)
+        is_loaded = staged and not self._leaves and sequence.blocks
         self._exchange.sequences[entry.name] = Exchanged(
-            sequence, self._limits.eos_token_ids, None, arrived, self._leaves
+            sequence,
+            self._limits.eos_token_ids,
+            arrived_tokens=len(sequence.tokens) - 1 if is_loaded else 0,
+            leaves=staged and self._leaves,
+            read=read,
         )
+        transfer = None if read is None else read.params
+        if self._leaves and not staged:
+            transfer = {"do_remote_decode": True}
         spec = sequence.spec
         left = min(
             spec.sampling.max_tokens - sequence.num_emitted,
@@ -191,6 +229,7 @@ class VllmScheduler:
             1 if self._leaves else max(1, left),
             spec.salt,
             spec.priority,
+            transfer,
         )
 
     def complete(
@@ -203,6 +242,7 @@ class VllmScheduler:
         for sequence in self._leaving:
             sequence.drop_blocks(self._cache)
         self._leaving.clear()
+        self._take_held(result)
         batch: list[Work] = []
         sampled: list[list[Sampled]] = []
         failures: list[tuple[Work, KvRelayError]] = []
@@ -219,6 +259,32 @@ class VllmScheduler:
                 batch.append(work)
                 sampled.append([] if drawn is None else [drawn])
         return batch, sampled, failures
+
+    def _take_held(self, result: StepResult) -> None:
+        """Notes the blocks that vLLM holds, and the reads that run."""
+        for name, held in result.held.items():
+            if (entry := self._by_name.get(name)) is None:
+                self.release(held)
+            else:
+                entry.held = held
+        for name in result.reading:
+            read = self._read(self._by_name.get(name))
+            if read is not None:
+                read.running = True
+
+    def _read(self, entry: _Entry | None) -> RemoteRead | None:
+        if entry is None or self._reads is None:
+            return None
+        return self._reads.find(entry.sequence.spec.key)
+
+    def _end_read(self, entry: _Entry) -> None:
+        """The sequence has KV, from a read or from vLLM's computation."""
+        if self._reads is None or (read := self._read(entry)) is None:
+            return
+        key = entry.sequence.spec.key
+        if read.failed:
+            log.warning("kv_read_failed", request=key[0], engine=read.blocks.engine_id)
+        self._reads.finish(key, 0 if read.failed else -(-read.tokens // self._cache.block_size))
 
     def _work(self, entry: _Entry, result: StepResult, began: float, drawn: bool) -> Work:
         sequence, before = entry.sequence, entry.sequence.num_computed
@@ -238,6 +304,7 @@ class VllmScheduler:
             # Loaded, or found in vLLM's prefix cache.
             exchanged.arrived_tokens = 0
             sequence.drop_blocks(self._cache)
+            self._end_read(entry)
         new = max(0, computed - before)
         if new > 1:
             self._prompt_tokens += new - (sequence.cached_tokens if not before else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from kv_transfer.channels import message_bytes
 from kv_transfer.sender import Sender
@@ -13,10 +14,11 @@ from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.credentials import Credentials
-from kvrelay.vllm_engine.arguments import STAGING_SHARE, hands_over
+from kvrelay.vllm_engine.arguments import hands_over, staging_bytes
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.engine_config import not_handed_over
 from kvrelay.vllm_engine.model import VllmModel
+from kvrelay.vllm_engine.side_channel import side_channel
 from kvrelay.vllm_engine.thread import VllmThread
 from kvrelay.vllm_engine.version_check import check_version
 from kvrelay.worker.context import Identity, WorkerContext
@@ -39,11 +41,11 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
     checkpoint = find_checkpoint(settings.model_path)
     clock = MonotonicClock()
     thread = VllmThread(clock)
-    engine = await thread.load(config, pool, str(checkpoint.folder))
-    kv = config.pool_kv(pool)
-    assert kv.memory != "auto", "the configuration refuses it"
+    in_vllm, kv = config.transfer.in_vllm, config.pool_kv(pool)
+    with side_channel(config.listen.worker_host) if in_vllm else nullcontext():
+        engine = await thread.load(config, pool, str(checkpoint.folder))
     model = await asyncio.to_thread(
-        VllmModel, engine, checkpoint, kv.block_size, kv.memory // STAGING_SHARE
+        VllmModel, engine, checkpoint, kv.block_size, staging_bytes(config, pool)
     )
     if model.without_handoff and hands_over(config, pool):
         raise not_handed_over(settings.model_path, model.without_handoff)
@@ -51,10 +53,9 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
     await thread.warm_up()
 
     def build(identity: Identity, credentials: Credentials | None) -> Worker:
-        # vLLM has the prefix cache.
-        cache = KvCache(
-            model.kv.num_blocks, kv.block_size, prefix_cache=False, model=model.layout_hash
-        )
+        # vLLM has the prefix cache. Without staging memory, these are promises of vLLM's blocks.
+        num_blocks = engine.blocks.total if in_vllm else model.kv.num_blocks
+        cache = KvCache(num_blocks, kv.block_size, prefix_cache=False, model=model.layout_hash)
         sender = Sender(
             model.kv,
             worker_id=identity.worker_id,
@@ -66,6 +67,7 @@ async def serve(settings: WorkerSettings, build_stage: BuildStage, stop: StopReq
             digests=kv.digest,
             host=config.listen.worker_host,
             credentials=credentials,
+            in_vllm=in_vllm,
         )
         context = WorkerContext(identity, config, model, cache, sender, clock, engine=thread)
         return Worker(context, lambda context: build_stage(context, engine, model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 from kvrelay.process.telemetry import get_logger
@@ -12,8 +13,10 @@ from kvrelay.vllm_engine.scheduler import VllmScheduler
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.steps.step_loop import Reporter
 
-# Seconds between steps that compute nothing, because vLLM waits for blocks.
+# Seconds between steps that compute nothing, because vLLM waits for blocks, or for a read of KV by
+# this or another worker. A long wait has longer pauses, so that they add at most a quarter to it.
 _PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
 
 log = get_logger(__name__)
 
@@ -40,6 +43,8 @@ class VllmStepLoop:
         self._reporter = reporter
         self._cached = cached
         self.idle = True
+        # Monotonic seconds since which steps compute nothing.
+        self._waits_since: float | None = None
         # True if anything happened since this was last set to False.
         self.changed = True
 
@@ -54,7 +59,7 @@ class VllmStepLoop:
         context.work.clear()
         began = context.clock.now()
         self._reporter.keep_house(began)
-        self.idle = not scheduler.has_work
+        self.idle = not (scheduler.has_work or self._engine.is_unsettled)
         if self.idle:
             await context.work.wait()
             self.changed = True
@@ -62,7 +67,7 @@ class VllmStepLoop:
         self.changed = True
         tokens = max(1, scheduler.tokens())
         starts, aborts = scheduler.next()
-        if not (starts or aborts or scheduler.runs):
+        if not (starts or aborts or scheduler.runs or self._engine.is_unsettled):
             # All prompts wait for staging blocks, which a push will release.
             scheduler.abandon()
             await context.work.wait()
@@ -80,5 +85,16 @@ class VllmStepLoop:
         for work, failure in failures:
             self._reporter.report_failure(work, failure)
         self._reporter.report(batch, sampled)
-        if not batch and not failures:
-            await asyncio.sleep(_PAUSE_S)
+        if batch or failures:
+            self._waits_since = None
+        else:
+            await self._pause(now)
+
+    async def _pause(self, now: float) -> None:
+        """Waits until the next step may compute something, or until there is other work."""
+        if self._waits_since is None:
+            self._waits_since = now
+        pause = min(max(_PAUSE_S, (now - self._waits_since) / 4), _LONGEST_PAUSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._context.work.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import xxhash
 
@@ -99,6 +99,27 @@ class KvBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmBlocks:
+    """Blocks of a prompt in the memory of the sender's vLLM, which the receiver's vLLM reads
+    through NIXL.
+    """
+
+    # Of the sender's vLLM, and of the prompt in it.
+    engine_id: str
+    request_id: str
+    # Where the sender's vLLM answers NIXL handshakes.
+    host: str
+    port: int
+    # Block numbers in the sender's vLLM, in the order of the tokens.
+    blocks: tuple[int, ...]
+    # The blocks stay unchanged until then, in seconds of the sender's clock, which is
+    # time.perf_counter.
+    expires_at: float
+    # The same as a duration from the commit, in seconds.
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class KvCommit:
     """Ends a push. `digest` is the result of `commit_digest`."""
 
@@ -107,16 +128,22 @@ class KvCommit:
     first_token: int
     # Tokens whose KV was sent or is cached.
     num_tokens: int
+    # For vllm-nixl: the KV, of which no frame was sent.
+    in_vllm: VllmBlocks | None = None
 
 
-def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> int:
-    """Returns XXH3-64 over the digests of all blocks, which `blocks` already contains, and the two
-    numbers. Each number is 8 bytes, little endian. The first token is included because the answer
-    continues from it, so it must be as correct as the KV.
+def commit_digest(
+    blocks: xxhash.xxh3_64, first_token: int, num_tokens: int, in_vllm: VllmBlocks | None = None
+) -> int:
+    """Returns XXH3-64 over the digests of all blocks, which `blocks` already contains, the two
+    numbers, and the fields of `in_vllm`. Each number is 8 bytes, little endian. The first token is
+    included because the answer continues from it, so it must be as correct as the KV.
     """
     whole = blocks.copy()
     for number in (first_token, num_tokens):
         whole.update(number.to_bytes(8, "little", signed=True))
+    if in_vllm is not None:
+        whole.update(repr(astuple(in_vllm)).encode())
     return whole.intdigest()
 
 

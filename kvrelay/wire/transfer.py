@@ -23,6 +23,7 @@ from kvrelay.wire.kv_frame import (
     KvOpen,
     RemoteArena,
     SharedSegment,
+    VllmBlocks,
     commit_digest,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "KvReceipt",
     "RemoteArena",
     "SharedSegment",
+    "VllmBlocks",
     "add_kv_transfer_servicer",
     "commit_digest",
     "fetch_request_from_proto",

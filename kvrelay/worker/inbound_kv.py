@@ -5,6 +5,7 @@ from __future__ import annotations
 from kv_transfer.blocks.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import OnCommit, Receiver
+from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.messages import HandoffTarget
 from kvrelay.protocol_version import VERSION
 from kvrelay.worker.context import WorkerContext
@@ -13,7 +14,10 @@ from kvrelay.worker.context import WorkerContext
 class InboundKv:
     """The leases of this worker's blocks, and the receiver of the pushes to them."""
 
-    def __init__(self, context: WorkerContext, on_commit: OnCommit) -> None:
+    def __init__(
+        self, context: WorkerContext, on_commit: OnCommit, vllm_reads: VllmReads | None = None
+    ) -> None:
+        """vllm_reads: see `Receiver`."""
         identity, runner = context.identity, context.runner
         self._identity = identity
         self._runner = runner
@@ -29,6 +33,7 @@ class InboundKv:
             clock=context.clock,
             digests=context.config.pool_kv(identity.pool).digest,
             host=context.config.listen.worker_host,
+            vllm_reads=vllm_reads,
         )
 
     def target(

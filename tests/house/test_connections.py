@@ -36,6 +36,8 @@ KNOWN = {
     "kvrelay/client/admin.py": "an operator's, as it was told",
     "router/api/http/server.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",
+    "kvrelay/vllm_engine/side_channel.py": "sends nothing: keeps a port for vllm-nixl, "
+    "which is only taken when asked for by name",
     "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "
     "processes that it started",
     "kv_transfer/transports/group_outbound.py": "the store of gloo and nccl, which are only "

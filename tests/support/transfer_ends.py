@@ -21,6 +21,7 @@ from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
+from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.clock import ManualClock
 from kvrelay.messages import HandoffTarget
 from kvrelay.types.kv_layout import KvLayout, LayerKv
@@ -137,6 +138,7 @@ async def decode_end(
     port: int = 0,
     timeout_s: float = 10.0,
     intercept: Callable[..., Awaitable[Any]] | None = None,
+    vllm_reads: VllmReads | None = None,
 ) -> AsyncIterator[DecodeEnd]:
     """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor
     does.
@@ -156,6 +158,7 @@ async def decode_end(
         clock=clock,
         digests=digests,
         timeout_s=timeout_s,
+        vllm_reads=vllm_reads,
     )
     server = grpc.aio.server(
         interceptors=[Interceptor(intercept)] if intercept else [],
@@ -176,7 +179,12 @@ async def decode_end(
 
 @asynccontextmanager
 async def sender_of(
-    arena: MemoryFile, *, layout_hash: str = HASH, timeout_s: float = 10.0, digests: bool = True
+    arena: MemoryFile,
+    *,
+    layout_hash: str = HASH,
+    timeout_s: float = 10.0,
+    digests: bool = True,
+    in_vllm: bool = False,
 ) -> AsyncIterator[Sender]:
     sender = Sender(
         arena,
@@ -187,6 +195,7 @@ async def sender_of(
         clock=ManualClock(5.0),
         digests=digests,
         timeout_s=timeout_s,
+        in_vllm=in_vllm,
     )
     try:
         yield sender

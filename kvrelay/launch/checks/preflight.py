@@ -171,7 +171,12 @@ def _check_transport(config: ClusterConfig) -> None:
     )
     try:
         choose_transport(
-            requested, same_process=False, same_host=True, device=prefill, target_device=decode
+            requested,
+            same_process=False,
+            same_host=True,
+            device=prefill,
+            target_device=decode,
+            in_vllm=config.transfer.in_vllm,
         )
     except Unimplemented as error:
         raise ConfigError(f"transfer.transport: {error.message}") from None

@@ -13,7 +13,15 @@ from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire.encoding import varint
 from kvrelay.wire.encoding.fields import to_message, to_value
-from kvrelay.wire.kv_frame import Frame, KvBlocks, KvCommit, KvOpen, RemoteArena, SharedSegment
+from kvrelay.wire.kv_frame import (
+    Frame,
+    KvBlocks,
+    KvCommit,
+    KvOpen,
+    RemoteArena,
+    SharedSegment,
+    VllmBlocks,
+)
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 
 # Limited, because empty layers in an open frame take many times their size in memory.
@@ -30,8 +38,7 @@ def frame_to_bytes(frame: Frame) -> bytes:
         case KvBlocks():
             return _blocks_to_bytes(frame)
         case KvCommit():
-            commit = to_message(pb.KvCommit, frame)
-            return pb.KvFrame(commit=commit).SerializeToString()
+            return pb.KvFrame(commit=_commit_to_proto(frame)).SerializeToString()
 
 
 def frame_from_bytes(data: bytes) -> Frame:
@@ -54,7 +61,7 @@ def frame_from_bytes(data: bytes) -> Frame:
         case "open":
             return _open_from_proto(message.open)
         case "commit":
-            return to_value(KvCommit, message.commit)
+            return _commit_from_proto(message.commit)
         case unknown:
             raise FailedPrecondition(f"hand-off frame {unknown!r} is unknown to this version")
 
@@ -126,6 +133,23 @@ def _open_from_proto(message: pb.KvOpen) -> KvOpen:
         digest=message.digest or "xxh3",
         protocol=protocol_from_proto(message.protocol),
     )
+
+
+def _commit_to_proto(frame: KvCommit) -> pb.KvCommit:
+    in_vllm = frame.in_vllm
+    return to_message(
+        pb.KvCommit,
+        frame,
+        in_vllm=None if in_vllm is None else to_message(pb.VllmBlocks, in_vllm),
+    )
+
+
+def _commit_from_proto(message: pb.KvCommit) -> KvCommit:
+    in_vllm = None
+    if message.HasField("in_vllm"):
+        blocks = tuple(message.in_vllm.blocks)
+        in_vllm = to_value(VllmBlocks, message.in_vllm, blocks=blocks)
+    return to_value(KvCommit, message, in_vllm=in_vllm)
 
 
 def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:

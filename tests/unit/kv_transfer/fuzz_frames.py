@@ -55,6 +55,7 @@ from kvrelay.wire.transfer import (
     KvOpen,
     RemoteArena,
     SharedSegment,
+    VllmBlocks,
     commit_digest,
     frame_from_bytes,
     frame_to_bytes,
@@ -88,6 +89,7 @@ TEXTS = [
     "shm",
     "gloo",
     "nccl",
+    "vllm-nixl",
     "xxh3",
     "multilinear",
 ]
@@ -98,6 +100,7 @@ ABSENT: dict[str, Any] = {
     "digests": (1, 2),
     "source_blocks": (1, 2),
     "payload": (b"",),
+    "in_vllm": VllmBlocks("engine", "s1", "127.0.0.1", 5600, (1, 2), 1.0, 1.0),
 }
 NUMBERS = [
     b"\xff" * 9 + b"\x01",
@@ -222,6 +225,8 @@ class Damage:
         match value:
             case int():
                 return draw.choice([value + 1, value - 1, value ^ 1 << draw.randrange(32), *INTS])
+            case float():
+                return draw.choice([value + 1, -value, float("inf"), 1e300])
             case str():
                 return draw.choice(TEXTS)
             case tuple() if value and isinstance(value[0], int):

@@ -13,6 +13,7 @@ from kvrelay.config.listen import ListenConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
 from kvrelay.launch.checks.preflight import check_machine
+from kvrelay.types.workers import POOLS
 from kvrelay.vllm_engine import arguments, version_check
 from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
 
@@ -68,6 +69,15 @@ def test_reserved_arguments_are_refused_with_a_reason(tmp_path: Path, name: str)
         (BOTH.replace("decode: {", "decode: {kv: {block_size: 64}, "), "kv.block_size"),
         (BOTH.replace("decode: {", "decode: {engine_args: [], "), "must be a mapping"),
         (BOTH.replace("decode: {", "decode: {engine_args: {--x: 1}, "), "is not the name of an"),
+        (
+            "transfer: {transport: vllm-nixl}",
+            "cluster.yaml:1: transfer.transport: vllm-nixl needs engine: vllm in both pools",
+        ),
+        (
+            BOTH.replace("prefill: {", "prefill: {replicas: 0, ")
+            + "transfer: {transport: vllm-nixl}",
+            "transfer.transport: vllm-nixl needs a prefill pool",
+        ),
         ("prefill: {engine: sglang}", "must be 'native' or 'vllm'"),
     ],
 )
@@ -77,6 +87,27 @@ def test_values_of_the_other_engine_are_refused(tmp_path: Path, text: str, messa
     with pytest.raises(ConfigError) as refused:
         load_config(file)
     assert message in refused.value.message
+
+
+def test_vllm_moves_the_kv_itself_if_it_is_asked_to() -> None:
+    """All of kv.memory is then vLLM's, and prompts are held as long as a lease lasts."""
+    by_vllm = ClusterConfig.model_validate(
+        {
+            "prefill": {"engine": "vllm"},
+            "decode": {"engine": "vllm"},
+            "kv": {"memory": "1GiB"},
+            "transfer": {"transport": "vllm-nixl", "lease_s": 6.5},
+        }
+    )
+    prefill, decode = (engine_arguments(by_vllm, pool, "/model") for pool in POOLS)
+    assert prefill["kv_cache_memory_bytes"] == decode["kv_cache_memory_bytes"] == 2**30
+    assert engine_arguments(config(), "decode", "/model")["kv_cache_memory_bytes"] < 2**30
+    connectors = [made["kv_transfer_config"] for made in (prefill, decode)]
+    assert [one["kv_role"] for one in connectors] == ["kv_producer", "kv_consumer"]
+    for one in connectors:
+        assert one["kv_connector"] == "NixlHandoffConnector"
+        assert one["kv_load_failure_policy"] == "recompute", "never other tokens"
+        assert one["kv_connector_extra_config"]["kv_lease_duration"] == 7
 
 
 def test_an_unknown_argument_is_named_with_a_near_one() -> None:

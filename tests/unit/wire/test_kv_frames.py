@@ -17,6 +17,7 @@ from kvrelay.wire.transfer import (
     KvOpen,
     RemoteArena,
     SharedSegment,
+    VllmBlocks,
     frame_from_bytes,
     frame_to_bytes,
     pb,
@@ -36,6 +37,11 @@ LAYOUTS = st.builds(
     st.text(max_size=8),
     st.sampled_from([None, 1, 2]),
 )
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
+IN_VLLM = st.builds(
+    VllmBlocks, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), INT32,
+    st.lists(INT32, max_size=4).map(tuple), TIMES, TIMES,
+)  # fmt: skip
 FRAMES = st.one_of(
     st.builds(
         KvOpen, st.text(max_size=5), INT32, INT64, INT64, INT64, st.text(max_size=5),
@@ -51,7 +57,7 @@ FRAMES = st.one_of(
         st.binary(max_size=300).map(lambda data: (data,) if data else ()),
         st.lists(INT32, max_size=4).map(tuple),
     ),
-    st.builds(KvCommit, INT32, UINT64, INT32, INT32),
+    st.builds(KvCommit, INT32, UINT64, INT32, INT32, st.none() | IN_VLLM),
 )  # fmt: skip
 
 
