@@ -66,7 +66,8 @@ NESTED = {
     "kv.tiers.addresses": "`remote`: HOST:PORT of each `kvrelay kv-store`, the same for "
     "all workers.",
     "*.num_cpus": "CPUs that Ray reserves for one worker.",
-    "*.num_gpus": "GPUs that Ray reserves for one worker. Above 0, the worker runs on a GPU.",
+    "*.num_gpus": "GPUs that Ray reserves for one worker. Above 0, the worker runs on a GPU: with "
+    "`engine: vllm`, or experimentally with kvrelay's own engine.",
     "*.custom": "Custom Ray resources, `NAME: AMOUNT`.",
     "*.metrics.name": "Name of the metric.",
     "*.metrics.target": "Value per worker (queue metrics) or of the pool (other metrics). Every "
