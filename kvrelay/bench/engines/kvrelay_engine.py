@@ -11,6 +11,8 @@ from typing import Any
 from kvrelay.bench.engines.loop import serve
 
 NAME = "kvrelay"
+# In the batches of a benchmark.
+_MOST_SEQUENCES = 256
 
 
 class Kvrelay:
@@ -47,6 +49,9 @@ class Kvrelay:
             max_model_len=settings["max_model_len"],
             **settings["load"],
         )
+        # As a decode worker does on a GPU. On a CPU, this does nothing: steps that recur are
+        # captured.
+        self._runner.capture_decode_steps(_MOST_SEQUENCES, 0.0)
         self._segment = Segment
         self._sample = SampleRequest
         self._greedy = SamplingParams(temperature=0, ignore_eos=True)
