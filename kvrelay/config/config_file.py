@@ -164,9 +164,10 @@ def _policy(
             if rules.rebalance
             else (f"standby: {rules.standby}, which adds workers to either pool", "standby: 0")
         )
+        remedy = "engine: native" if key == "engine" else f"{key} to one value in both pools"
         raise ConfigError(
             f"{file.where(loc)}: {key_text(loc)}: {what}, and {policy} has {cause} and keeps "
-            f"their processes and weights; set {key} to one value in both pools, or set {without}"
+            f"their processes and weights; set {remedy}, or set {without}"
         )
     return str(policy)
 

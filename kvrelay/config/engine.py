@@ -65,8 +65,30 @@ RESERVED = {
 }
 
 
+# Ends of names, within the values of arguments, that name code to import.
+_CODE_NAMES = ("_cls", "_plugin", "_pass", "_passes")
+
+
+def _check_values(value: JsonValue, path: str) -> None:
+    """Raises ValueError for a value that names code: by its key, or a backend of compilation as
+    MODULE.NAME.
+    """
+    if isinstance(value, list):
+        for one in value:
+            _check_values(one, path)
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        at = f"{path}.{name}"[:100]
+        is_module = name == "backend" and isinstance(inner, str) and "." in inner
+        if is_module or name.endswith(_CODE_NAMES) or RESERVED.get(name) == _CODE:
+            raise ValueError(f"{at} {_CODE}")
+        _check_values(inner, at)
+
+
 def _free(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    for name in arguments:
+    for name, value in arguments.items():
+        _check_values(value, name)
         if name in RESERVED:
             raise ValueError(f"{name} {RESERVED[name]}")
         if not name.isidentifier() or name.startswith("_"):

@@ -271,7 +271,7 @@ class ModelSections(Section):
             (("adapters",), bool(self.adapters.serve), "none"),
         ):
             if is_bad:
-                at = (pool, *key)
+                at = ("adapters", "serve") if key == ("adapters",) else (pool, *key)
                 raise BadValue(
                     f"is not supported with {pool}.engine vllm; allowed is {allowed}", at
                 )

@@ -113,12 +113,13 @@ def _connector(config: ClusterConfig, pool: PoolName) -> dict[str, Any]:
 
 
 def staging_bytes(config: ClusterConfig, pool: PoolName) -> int:
-    """The part of kv.memory that holds KV on its way between workers. None of it does if one
-    worker's vLLM reads from that of another.
+    """The part of kv.memory that holds KV on its way between workers. None of it does without a
+    prefill pool, or if one worker's vLLM reads from that of another.
     """
     memory = config.pool_kv(pool).memory
     assert memory != "auto", "the configuration refuses it"
-    return 0 if config.transfer.in_vllm else memory // STAGING_SHARE
+    staged = hands_over(config, pool) and not config.transfer.in_vllm
+    return memory // STAGING_SHARE if staged else 0
 
 
 def check_names(given: Collection[str], known: Collection[str], pool: PoolName) -> None:

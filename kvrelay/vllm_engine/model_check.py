@@ -7,14 +7,27 @@ last line on stdout is JSON: why a pool's workers would refuse it, or null.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.checkpoint import find_checkpoint
-from kvrelay.errors import KvRelayError
+from kvrelay.engine.model.loader import first_line
+from kvrelay.errors import ConfigError, KvRelayError
 from kvrelay.types.workers import POOLS
 from kvrelay.vllm_engine.engine_config import engine_config
+
+
+def _import_nixl() -> None:
+    """Raises ConfigError if NIXL is installed, and a library that it needs is not."""
+    try:
+        importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise ConfigError(
+            f"transfer.transport: vllm-nixl: the package nixl cannot be imported: "
+            f"{first_line(error)}; install what is missing, or set transfer.transport: auto"
+        ) from error
 
 
 def main() -> None:
@@ -23,6 +36,8 @@ def main() -> None:
     refusal = None
     try:
         folder = str(find_checkpoint(config.model.path).folder)
+        if config.transfer.in_vllm:
+            _import_nixl()
         for pool in POOLS:
             if config.pool(pool).replicas:
                 engine_config(config, pool, folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
 from kvrelay.types.workers import ModelVersion
 from router.core.compatibility import features_of
@@ -31,6 +33,11 @@ def limiting(life: Lifecycle, workers: Workers) -> set[Demand]:
     }
 
 
+def _asked_by(names: Sequence[str]) -> str:
+    """What asks for a feature in HTTP's requests, if that has another name."""
+    return " (echo with logprobs)" if "prompt_logprobs" in names else ""
+
+
 def unsupported(life: Lifecycle, workers: Workers) -> KvRelayError | None:
     """Returns the error of a request that no decode worker can serve: its adapter is gone, or all
     workers are too old for its sampling parameters.
@@ -47,7 +54,8 @@ def unsupported(life: Lifecycle, workers: Workers) -> KvRelayError | None:
     # The features have the names of the fields.
     names = features_of(sampling)
     return Unimplemented(
-        f"no worker of this cluster supports {' and '.join(names)}: all run an older release of "
-        f"kvrelay; upgrade the workers, or send the request without {' and '.join(names)}",
+        f"no worker of this cluster supports {' and '.join(names)}{_asked_by(names)}: all run an "
+        f"engine without it, such as vLLM, or an older release of kvrelay; send the request "
+        f"without {' and '.join(names)}, or change or upgrade the workers",
         field=names[0],
     )

@@ -23,6 +23,7 @@ from kvrelay.process.free_memory import available_bytes
 from kvrelay.process.machine import Machine
 from kvrelay.types.kv_layout import KvLayout, check_dtype
 from kvrelay.types.workers import POOLS, PoolName
+from kvrelay.vllm_engine.arguments import staging_bytes
 from kvrelay.worker.runtime.draft_files import check_draft_files
 
 
@@ -56,6 +57,8 @@ class PoolMemory:
     head_copy_bytes: int = 0
     # KV of the longest sequence, if its layout is known.
     sequence_kv_bytes: int = 0
+    # Part of `kv_bytes`: what holds KV on its way between workers on vLLM.
+    staging_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -63,8 +66,13 @@ class PoolMemory:
         if not self.block_bytes:
             return 0
         if self.least_kv_bytes < self._whole_sequence_bytes:
-            return int(self.kv_bytes / self.least_kv_bytes * self.longest_sequence)
-        return self.kv_bytes // self.block_bytes * self.block_size
+            return int(self.cache_bytes / self.least_kv_bytes * self.longest_sequence)
+        return self.cache_bytes // self.block_bytes * self.block_size
+
+    @property
+    def cache_bytes(self) -> int:
+        """KV memory of the engine itself."""
+        return self.kv_bytes - self.staging_bytes
 
     @property
     def worker_bytes(self) -> int:
@@ -84,7 +92,7 @@ class PoolMemory:
     @property
     def sequences(self) -> int:
         """Sequences of the greatest length for which there is KV memory."""
-        return self.kv_bytes // self.least_kv_bytes if self.least_kv_bytes else 0
+        return self.cache_bytes // self.least_kv_bytes if self.least_kv_bytes else 0
 
 
 def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[PoolMemory, ...]:
@@ -156,7 +164,8 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
             ),
         )
         if kv.memory != "auto":
-            return replace(found, kv_bytes=kv.memory)
+            staging = staging_bytes(config, pool) if section.engine == "vllm" else 0
+            return replace(found, kv_bytes=kv.memory, staging_bytes=staging)
         if unknown := _unknown(found, section, machine):
             return replace(
                 found, auto=f"the worker chooses when it has loaded the model: {unknown}"

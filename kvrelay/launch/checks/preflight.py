@@ -111,7 +111,14 @@ def _check_kv(pools: tuple[PoolMemory, ...]) -> None:
     when it has loaded the model; this check is faster and covers common architectures.
     """
     for one in pools:
-        if one.workers and not one.auto and one.kv_bytes < one.least_kv_bytes:
+        if one.workers and 0 < one.staging_bytes < one.least_kv_bytes:
+            raise ConfigError(
+                f"kv.memory: a quarter of the {one.kv_bytes} bytes of a {one.pool} worker holds KV "
+                f"on its way between workers, and cannot hold one sequence of model.max_model_len "
+                f"= {one.longest_sequence} tokens, which takes {one.least_kv_bytes} bytes; set "
+                f"kv.memory to at least {one.least_kv_bytes * 4}, or model.max_model_len lower"
+            )
+        if one.workers and not one.auto and one.cache_bytes < one.least_kv_bytes:
             raise ConfigError(
                 f"kv.memory: {one.kv_bytes} bytes of a {one.pool} worker do not hold one sequence "
                 f"of model.max_model_len = {one.longest_sequence} tokens, which takes "

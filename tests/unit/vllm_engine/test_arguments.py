@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kvrelay.config.config_file import load_config
 from kvrelay.config.engine import RESERVED
 from kvrelay.config.listen import ListenConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
-from kvrelay.launch.checks.preflight import check_machine
+from kvrelay.launch.checks.memory_plan import plan_memory
+from kvrelay.launch.checks.preflight import check_machine, machine_problems
 from kvrelay.types.workers import POOLS
-from kvrelay.vllm_engine import arguments, version_check
+from kvrelay.vllm_engine import arguments, model_check, version_check
 from kvrelay.vllm_engine.arguments import check_names, engine_arguments, set_variables
 
 BOTH = "prefill: {engine: vllm}\ndecode: {engine: vllm}\n"
@@ -110,6 +115,74 @@ def test_vllm_moves_the_kv_itself_if_it_is_asked_to() -> None:
         assert one["kv_connector_extra_config"]["kv_lease_duration"] == 7
 
 
+NAMES_CODE = [
+    {"backend": "pwned.compile"},
+    {"post_grad_custom_post_pass": "os.system"},
+    {"inductor_passes": {"mine": "pwned.run"}},
+    {"reasoning_parser_plugin": "/tmp/evil.py"},
+    {"encoder_cache_manager_cls": "pwned.Manager"},
+]
+
+
+@given(
+    st.sampled_from(NAMES_CODE),
+    st.lists(st.sampled_from(["list", "inner", "other"]), max_size=5),
+    st.sampled_from(["compilation_config", "structured_outputs_config", "additional_config"]),
+)
+def test_values_that_name_code_are_refused_at_any_depth(
+    value: Any, wraps: list[str], argument: str
+) -> None:
+    for wrap in wraps:
+        value = [1, value] if wrap == "list" else {wrap: value, "mode": 1}
+    with pytest.raises(ValidationError, match=f"{argument}.*runs code that the configuration"):
+        config(engine_args={argument: value})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"compilation_config": {"backend": "inductor", "mode": 3, "custom_ops": ["+rms_norm"]}},
+        {"hf_overrides": {"rope_parameters": {"factor": 2.0}}},
+        {"compilation_config": {"pass_config": {"fuse_norm_quant": True}}},
+    ],
+)
+def test_values_that_name_no_code_pass(arguments: Any) -> None:
+    config(engine_args=arguments)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "transport", "refused"),
+    [(1, "auto", True), (0, "auto", False), (1, "vllm-nixl", False)],
+)
+def test_a_quarter_of_the_memory_has_to_hold_a_sequence_where_it_holds_kv_on_its_way(
+    replicas: int, transport: str, refused: bool
+) -> None:
+    """`check` says so, as a worker would."""
+    made = ClusterConfig.model_validate(
+        {
+            "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
+            "kv": {"memory": "36MiB", "block_size": 32},
+            "prefill": {"engine": "vllm", "replicas": replicas},
+            "decode": {"engine": "vllm"},
+            "transfer": {"transport": transport},
+        }
+    )
+    pools = plan_memory(made)
+    cache = {one.pool: one.cache_bytes for one in pools}["decode"]
+    assert cache == (27 if refused else 36) * 2**20
+    found = [one for one in machine_problems(made) if "a quarter of the" in one]
+    assert bool(found) is refused
+
+
+def test_nixl_that_lacks_a_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise ImportError("libucp.so.0: cannot open shared object file")
+
+    monkeypatch.setattr(model_check.importlib, "import_module", fails)
+    with pytest.raises(ConfigError, match=r"vllm-nixl: .*libucp.so.0.*set transfer.transport"):
+        model_check._import_nixl()
+
+
 def test_an_unknown_argument_is_named_with_a_near_one() -> None:
     with pytest.raises(ConfigError, match=r"enforce_eagre .*; did you mean enforce_eager\?"):
         check_names(["enforce_eagre"], ["enforce_eager", "seed"], "decode")
@@ -120,6 +193,21 @@ def test_standby_workers_and_pool_switches_are_refused() -> None:
     bound = config().bound_to_pools
     assert bound is not None
     assert bound[0] == "engine"
+
+
+def test_the_remedy_for_standby_workers_is_another_engine(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "standby: 1\n"
+        + "".join(
+            f"{pool}: {{min_replicas: 1, max_replicas: 2, "
+            "metrics: [{name: queue_depth, target: 2}]}\n"
+            for pool in POOLS
+        )
+    )
+    file = tmp_path / "cluster.yaml"
+    file.write_text(BOTH + "autoscaling: policy.yaml\n")
+    with pytest.raises(ConfigError, match="set engine: native, or set standby: 0"):
+        load_config(file)
 
 
 def test_forced_variables_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
