@@ -66,13 +66,14 @@ def explained(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     in the 2-norm. NaN is not explained.
     """
     bound = max(1e-5, 4 * torch.finfo(wanted.dtype).eps)
+    return bool((relative_errors(found, wanted) <= bound).all())
+
+
+def relative_errors(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The difference of each row, [..., N] -> [...], in the 2-norm and relative to the norm of the
+    wanted row. In float32.
+    """
     found, wanted = found.float(), wanted.float()
     norm = wanted.norm(dim=-1).clamp_min(_NOTHING)
-    return bool(((found - wanted).norm(dim=-1) <= bound * norm).all())
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """The relative error in the 2-norm of a row of logits that rounding in `dtype` explains, for
-    deep models too.
-    """
-    return float(max(1e-3, 16 * torch.finfo(dtype).eps))
+    errors: torch.Tensor = (found - wanted).norm(dim=-1) / norm
+    return errors

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
 from kvrelay.engine.base.step_input import Part, Step
-from kvrelay.engine.forward.check_steps import tolerance
+from kvrelay.engine.forward.check_steps import relative_errors
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.errors import ModelRefused
 from kvrelay.planning.quantity import plain
@@ -26,8 +26,6 @@ _BLOCK = 4  # tokens
 _NOISE_TIMES = 4
 # Largest relative difference of a row, whatever rounding explains. A row further away is wrong.
 _UNLIKE = 0.5
-# Lower bound for the norm of a row, since a row of zeros has norm 0.
-_NOTHING = 1e-30
 # transformers' own attention; the check uses the first kind that runs the model.
 _REFERENCES = ("eager", "sdpa")
 
@@ -57,7 +55,7 @@ def check_against_own_attention(
             f"{dtype}"
         )
     parted = _distance(_paged(model, layers, dtype, tokens.tolist()), wanted, rounding)
-    bound = tolerance(rounding)
+    bound = _tolerance(rounding)
     if parted <= bound:
         return
     if rounding != torch.float32:
@@ -176,12 +174,18 @@ def _step(
     return Step(ids, parts, order), [rows[i] for i in order]
 
 
+def _tolerance(dtype: torch.dtype) -> float:
+    """The relative error in the 2-norm of a row of logits that rounding in `dtype` explains, for
+    deep models too.
+    """
+    return float(max(1e-3, 16 * torch.finfo(dtype).eps))
+
+
 def _distance(found: torch.Tensor, wanted: torch.Tensor, rounding: torch.dtype) -> float:
     """The 2-norm of a row's difference relative to the row's own: the largest in float32, the
     median in 16 bits.
     """
-    found, wanted = found.float(), wanted.float()
-    rows = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(_NOTHING)
+    rows = relative_errors(found, wanted)
     return float(
         rows.max() if rounding == torch.float32 or not rows.isfinite().all() else rows.median()
     )
