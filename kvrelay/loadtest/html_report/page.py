@@ -151,7 +151,7 @@ def _errors(rows: Sequence[Row]) -> list[Json]:
         if row.error:
             one = found.setdefault(row.error, {"code": row.error, "count": 0, "first": row.message})
             one["count"] += 1
-    return sorted(found.values(), key=lambda one: -one["count"])
+    return sorted(found.values(), key=lambda one: (-one["count"], one["code"]))
 
 
 def _gantt(rows: Sequence[Row]) -> Json:

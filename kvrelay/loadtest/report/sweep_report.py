@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +58,13 @@ class Report:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Number of failed requests by status code."""
-        return dict(Counter(row.error for row in self.rows if row.error).most_common())
+        """Number of failed requests by status code. The most frequent code comes first."""
+        return _counted(row.error for row in self.rows if row.error)
 
     @property
     def paths(self) -> dict[str, int]:
-        """Number of answered requests by path."""
-        return dict(Counter(row.path for row in self.answered).most_common())
+        """Number of answered requests by path. The most frequent path comes first."""
+        return _counted(row.path for row in self.answered)
 
     @property
     def good_share(self) -> float:
@@ -158,3 +159,10 @@ class Report:
     def strayed(self) -> tuple[Row, ...]:
         """Answered requests that should have been disaggregated and were not."""
         return tuple(row for row in self.answered if row.should_have_been_disaggregated)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    """Counts names, the most frequent first. Equal counts are in order of the names, so that the
+    order does not tell which request came first.
+    """
+    return dict(sorted(Counter(names).items(), key=lambda one: (-one[1], one[0])))

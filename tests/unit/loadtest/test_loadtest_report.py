@@ -77,6 +77,14 @@ def test_errors_and_paths_are_counted() -> None:
     assert REPORT.paths == {"disaggregated": 2, "local": 1}
 
 
+@pytest.mark.parametrize("first", ["UNAVAILABLE", "RESOURCE_EXHAUSTED"])
+def test_the_order_of_errors_does_not_depend_on_which_came_first(first: str) -> None:
+    codes = sorted(["UNAVAILABLE", "RESOURCE_EXHAUSTED"], key=lambda code: code != first)
+    rows = tuple(Row(1.0, 0.0, error=code) for code in [*codes, "INTERNAL", "INTERNAL"])
+    report = Report({}, (), rows)
+    assert list(report.errors) == ["INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"]
+
+
 def test_nothing_answered_divides_by_nothing() -> None:
     report = Report({}, (), ROWS[3:])
     assert (report.duration_s, set(report.rates().values()), set(report.latencies().values())) == (
