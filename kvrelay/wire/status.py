@@ -24,7 +24,26 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoReturn:
     """Aborts the call with the status of the error. The field and the retry delay of the error go
     into the trailing metadata.
+
+    gRPC keeps the frames of an abort in a reference cycle. Where a handler can return without an
+    answer, `set_status` costs less.
     """
+    await context.abort(*_status(error))
+    raise AssertionError("abort returns never")
+
+
+def set_status(context: grpc.aio.ServicerContext, error: KvRelayError) -> None:
+    """Sets the status and trailing metadata that `abort` sends. They are sent when the handler of
+    the call returns. Only for handlers that stream their answers.
+    """
+    code, details, metadata = _status(error)
+    context.set_code(code)
+    context.set_details(details)
+    context.set_trailing_metadata(metadata)
+
+
+def _status(error: KvRelayError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Returns the code, details and trailing metadata of an error."""
     # The frames of the traceback refer to the message of the call, in a cycle that only the garbage
     # collector would free.
     error.with_traceback(None)
@@ -34,10 +53,7 @@ async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoRet
         metadata.append((FIELD_KEY, error.field))
     if error.retry_after_s is not None:
         metadata.append((RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
-    await context.abort(
-        _STATUS[error.code.grpc_number], error.message[:_MAX_DETAILS], tuple(metadata)
-    )
-    raise AssertionError("abort returns never")
+    return _STATUS[error.code.grpc_number], error.message[:_MAX_DETAILS], tuple(metadata)
 
 
 def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
+from kvrelay.errors import KvRelayError
 from kvrelay.types.requests import Ledger, Path, PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.types.thinking import ThinkingPlace
 from kvrelay.wire.inference import GenerateResponse
@@ -127,6 +129,8 @@ class Stream:
         self.ended_at = now
         self._begun.set()
         self.on_news()
+        # The reader refers to this stream. The cycle would keep both until a garbage collection.
+        self.on_news = _nobody
 
     async def begun(self) -> None:
         """Waits until there is a token or the end. Raises the error of a request that ended without
@@ -134,7 +138,7 @@ class Stream:
         """
         await self._begun.wait()
         if self.token_at is None and self.ended is not None and self.ended.error is not None:
-            raise self.ended.error
+            raise to_raise(self.ended.error)
 
     @property
     def has_news(self) -> bool:
@@ -243,3 +247,10 @@ class Stream:
             return ""
         self._fingerprint_told = True
         return replace(model, adapter=self._life.request.adapter).fingerprint
+
+
+def to_raise(error: KvRelayError) -> KvRelayError:
+    """Returns a copy of the error that ended a stream. Raising the error itself would give it a
+    traceback, which refers to the frames of the reader, and these refer to the stream.
+    """
+    return copy(error)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
 from kvrelay.wire.inference import GenerateResponse
-from router.runtime.stream import Stream
+from router.runtime.stream import Stream, to_raise
 
 # Time in which a client must take some of an answer.
 SLOW_READER_S = 60.0
@@ -33,7 +33,8 @@ class StreamReader:
         first error that ended a stream, after the stream's tokens.
         """
         for index, stream in enumerate(self._streams):
-            stream.on_news = partial(self._news, index)
+            if stream.ended is None:
+                stream.on_news = partial(self._news, index)
             if stream.has_news:
                 self._ready[index] = None
         remaining = len(self._streams)
@@ -53,7 +54,7 @@ class StreamReader:
                 if end is None or is_partial:
                     continue
                 if end.error is not None:
-                    raise end.error
+                    raise to_raise(end.error)
                 remaining -= 1
 
     async def _next_turn(self) -> None:

@@ -171,8 +171,12 @@ async def _call(method: Callable[..., Any], message: Message) -> None:
             raise Enough
 
     caller.set(ANONYMOUS)
-    with contextlib.suppress(Enough):
-        await method(message, First())
+    context = First()
+    try:
+        with contextlib.suppress(Enough):
+            await method(message, context)
+    except KvRelayError as error:  # as GrpcMessages does
+        await status.abort(context, error)
 
 
 # What a client is told

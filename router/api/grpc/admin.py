@@ -10,10 +10,9 @@ from collections.abc import Collection, Sequence
 import grpc
 
 from kvrelay.config.section import MAX_POOL
-from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
+from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.types.control_plane import ScalingDecision
 from kvrelay.types.workers import POOLS, PoolName, Role
-from kvrelay.wire import status
 from kvrelay.wire.adapters import adapter_to_proto
 from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
 from router.api.grpc.auth import caller
@@ -38,14 +37,12 @@ class ClusterService(ClusterServiceServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.ClusterStatus:
-        """Returns the status of one model's pools, by default of the first. Aborts if the client's
-        protocol version is not supported, or with NOT_FOUND for another model.
+        """Returns the status of one model's pools, by default of the first. Raises
+        FailedPrecondition if the client's protocol version is not supported, and NotFound for
+        another model.
         """
-        try:
-            check_client(request)
-            model = self._shown(request.model)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        check_client(request)
+        model = self._shown(request.model)
         return cluster_status_to_proto(await model.status())
 
     async def WatchStatus(
@@ -56,17 +53,11 @@ class ClusterService(ClusterServiceServicer):
         """
         interval = request.interval_seconds or 1.0
         if not math.isfinite(interval) or interval < LEAST_INTERVAL_S:
-            await status.abort(
-                context,
-                InvalidArgument(
-                    f"interval_seconds is {interval}; allowed is {LEAST_INTERVAL_S} or more",
-                    field="interval_seconds",
-                ),
+            raise InvalidArgument(
+                f"interval_seconds is {interval}; allowed is {LEAST_INTERVAL_S} or more",
+                field="interval_seconds",
             )
-        try:
-            model = self._shown(request.model)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        model = self._shown(request.model)
         while model.driver.state != "draining":
             await context.write(cluster_status_to_proto(await model.status()))
             await asyncio.sleep(interval)
@@ -78,92 +69,74 @@ class ClusterService(ClusterServiceServicer):
         pool has at least 1 worker, unless its policy lets it be empty. Changes of a size become
         entries of the scaling history.
         """
-        try:
-            sizes: dict[PoolName, int] = {
-                pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)
-            }
-            model = self._named(request.model)
-            for pool, size in sizes.items():
-                least = 1 if pool == "decode" and not model.driver.sleeps else 0
-                if not least <= size <= MAX_POOL:
-                    raise InvalidArgument(
-                        f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
-                    )
-            why = _why(request.reason)
-            before = dict(await model.view.desired())
-            changes = [
-                ScalingDecision(time.time(), pool, before[pool], size, why)
-                for pool, size in sizes.items()
-                if size != before[pool]
-            ]
-            await model.registry.set_desired(sizes, changes)
-            desired = await model.view.desired()
-        except KvRelayError as error:
-            await status.abort(context, error)
+        sizes: dict[PoolName, int] = {
+            pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)
+        }
+        model = self._named(request.model)
+        for pool, size in sizes.items():
+            least = 1 if pool == "decode" and not model.driver.sleeps else 0
+            if not least <= size <= MAX_POOL:
+                raise InvalidArgument(
+                    f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
+                )
+        why = _why(request.reason)
+        before = dict(await model.view.desired())
+        changes = [
+            ScalingDecision(time.time(), pool, before[pool], size, why)
+            for pool, size in sizes.items()
+            if size != before[pool]
+        ]
+        await model.registry.set_desired(sizes, changes)
+        desired = await model.view.desired()
         return pb.SetPoolSizeResponse(**desired)
 
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
-        """Requests the drain of one worker. Aborts with NOT_FOUND if the worker is unknown."""
-        try:
-            known = {name: one for one in self._catalogue for name in await _workers(one)}
-            (worker_id,) = _existing(known, [request.worker_id])
-            await known[worker_id].registry.request_drain(worker_id)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        """Requests the drain of one worker. Raises NotFound if the worker is unknown."""
+        known = {name: one for one in self._catalogue for name in await _workers(one)}
+        (worker_id,) = _existing(known, [request.worker_id])
+        await known[worker_id].registry.request_drain(worker_id)
         return pb.DrainWorkerResponse()
 
     async def RestartWorkers(
         self, request: pb.RestartWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.RestartWorkersResponse:
         """Requests restarts of the workers with the given names or roles, or of all workers without
-        names. Aborts with NOT_FOUND if a worker is unknown.
+        names. Raises NotFound if a worker is unknown.
         """
-        try:
-            roles = [name for name in request.names if name in ROLES] if request.names else ROLES
-            model, known = await self._of_workers(request.model, request.names)
-            chosen = {worker_id for worker_id, role in known.items() if role in roles}
-            chosen.update(_existing(known, [name for name in request.names if name not in ROLES]))
-            await model.registry.request_restart(chosen)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        roles = [name for name in request.names if name in ROLES] if request.names else ROLES
+        model, known = await self._of_workers(request.model, request.names)
+        chosen = {worker_id for worker_id, role in known.items() if role in roles}
+        chosen.update(_existing(known, [name for name in request.names if name not in ROLES]))
+        await model.registry.request_restart(chosen)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
 
     async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListAdaptersResponse:
         """Lists the adapters of the configuration and those that operators have loaded."""
-        try:
-            models = [self._named(request.model)] if request.model else list(self._catalogue)
-            found = [adapter for one in models for adapter in await one.adapters.listed()]
-        except KvRelayError as error:
-            await status.abort(context, error)
+        models = [self._named(request.model)] if request.model else list(self._catalogue)
+        found = [adapter for one in models for adapter in await one.adapters.listed()]
         return pb.ListAdaptersResponse(adapters=map(adapter_to_proto, found))
 
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.LoadAdapterResponse:
-        """Loads an adapter on all workers. Aborts with the reason if one of them refuses it; then
-        no worker has it.
+        """Loads an adapter on all workers. Raises the error of a worker that refuses it; then no
+        worker has it.
         """
-        try:
-            found = await self._named(request.model).adapters.load(request.name, request.path)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        found = await self._named(request.model).adapters.load(request.name, request.path)
         return pb.LoadAdapterResponse(adapter=adapter_to_proto(found))
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.UnloadAdapterResponse:
-        """Stops serving an adapter, of any model if the request names none. Aborts with NOT_FOUND
-        if the adapter is unknown.
+        """Stops serving an adapter, of any model if the request names none. Raises NotFound if the
+        adapter is unknown.
         """
-        try:
-            model = await self._of_adapter(request.model, request.name)
-            await model.adapters.unload(request.name)
-        except KvRelayError as error:
-            await status.abort(context, error)
+        model = await self._of_adapter(request.model, request.name)
+        await model.adapters.unload(request.name)
         return pb.UnloadAdapterResponse()
 
     async def _of_workers(

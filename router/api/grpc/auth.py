@@ -47,7 +47,7 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         details: grpc.HandlerCallDetails,
     ) -> Any:
         """Authenticates the call and sets `caller`. Unauthenticated calls get a handler that
-        aborts.
+        fails.
         """
         if details.method != OPEN_METHOD:
             given = [
@@ -91,11 +91,11 @@ def _too_many(tenant: Tenant) -> KvRelayError:
 
 
 def _refusing(error: KvRelayError) -> Any:
-    """Returns a handler that aborts without reading a message, so that a caller that sends no
+    """Returns a handler that fails without reading a message, so that a caller that sends no
     message holds nothing open.
     """
 
     async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
-        await status.abort(context, error)
+        status.set_status(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)

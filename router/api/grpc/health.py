@@ -9,7 +9,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvrelay.errors import NotFound
-from kvrelay.wire import status
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
@@ -35,10 +34,10 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """Returns the status of a service. Aborts with NOT_FOUND for an unknown one."""
+        """Returns the status of a service. Raises NotFound for an unknown one."""
         if request.service not in self._services:
             known = ", ".join(sorted(self._services - {""}))
-            await status.abort(context, NotFound(f"unknown service; the known ones are {known}"))
+            raise NotFound(f"unknown service; the known ones are {known}")
         return self._response(request.service)
 
     async def Watch(

@@ -65,7 +65,7 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
             try:
                 await (_exchange if handler.request_streaming else _answer)(handler, read, context)
             except KvRelayError as error:
-                await status.abort(context, error)
+                status.set_status(context, error)
 
         # On the wire, every call is a stream of messages. The stream handler reads a message only
         # when a slot is free.
@@ -109,7 +109,6 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
 async def _answer(handler: Any, read: Read, context: grpc.aio.ServicerContext) -> None:
     """Serves a call of a method that takes one message."""
     method = handler.unary_stream if handler.response_streaming else handler.unary_unary
-    # This frame must not hold the message: gRPC keeps the frames of an abort.
     answer = await method(await _required(read, context), context)
     # None means that the method streams its answers by itself.
     if answer is not None:

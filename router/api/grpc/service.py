@@ -37,7 +37,7 @@ class InferenceService(InferenceServiceServicer):
     ) -> None:
         """Streams the responses of one request. Cancels the request when the call ends. Raises the
         request's KvRelayError, and DeadlineExceeded if the client reads too slowly. `GrpcMessages`
-        aborts the call, outside of this frame: gRPC keeps the frames of an abort.
+        sends the error.
         """
         try:
             await self._answer(request_from_proto(request), context)
