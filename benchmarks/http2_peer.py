@@ -39,7 +39,8 @@ class Http2Peer:
         self, method: str, token: str | None = None, message: bytes = b"", length: int | None = None
     ) -> int:
         """Begins a call, and returns its stream's number. The message is announced with `length`
-        bytes, and its rest never follows.
+        bytes, and its rest never follows. Surrogates in `method` stand for single bytes, as in
+        os.fsdecode.
         """
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         fields = {
@@ -54,8 +55,9 @@ class Http2Peer:
             fields["authorization"] = f"Bearer {token}"
         # Literal fields that are not indexed, with lengths below 127 (RFC 7541, 6.2.2).
         block = b"".join(
-            bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-            for name, value in fields.items()
+            bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value
+            for name, text in fields.items()
+            for value in [text.encode(errors="surrogateescape")]
         )
         self._send(_HEADERS, _END_HEADERS, stream, block)
         head = b"\0" + (len(message) if length is None else length).to_bytes(4, "big")

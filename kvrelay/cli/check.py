@@ -184,10 +184,12 @@ def _print(
             console.print(f"\n{one.config.model.name}: {one.config.model.path}", highlight=False)
         _print_model(console, one)
     total = sum(one.workers * one.worker_bytes for model in models for one in model.pools)
-    console.print(
-        f"All workers together: at most {size(total)}, and about 400 MiB for each process.\n"
-        "KV memory is taken as it fills. At once: sequences of max_model_len tokens."
+    all_workers = (
+        f"All workers together: at most {size(total)}, and about 400 MiB for each process."
     )
+    console.print(all_workers)
+    if any(one.engine == "native" for one in sections):
+        console.print("KV memory is taken as it fills. At once: sequences of max_model_len tokens.")
     if routers := _router_bytes(config):
         console.print(f"The router: {config.router.processes} processes, about {size(routers)}.")
     for warning in _warnings(models, machine):

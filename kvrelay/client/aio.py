@@ -58,7 +58,7 @@ class AsyncClient(BaseClient):
 
     async def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
         while True:
-            list_models = self._stub(retry.target).ListModels
+            list_models = self._channels_to(retry.target).stub().ListModels
             timeout = retry.begin(time.monotonic())
             try:
                 found = await list_models(
@@ -81,8 +81,9 @@ class AsyncClient(BaseClient):
         """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
         self._pause.wake()
-        for channel in self._channels:
-            await channel.close()
+        for channels in self._channels:
+            for channel in channels.opened:
+                await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,7 +173,7 @@ class AsyncStream(BaseStream):
         target = client.targets[index]
         if self._call is None:
             request, timeout = self._begin()
-            self._call = client._stub(index).Generate(
+            self._call = client._channels_to(index).generate(
                 request, timeout=timeout, metadata=client._metadata
             )
         try:

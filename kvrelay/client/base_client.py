@@ -9,34 +9,28 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar
 
 import grpc
 from grpc.experimental import ChannelOptions
 
+from kvrelay.client.channels import Channels
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.loopback import is_loopback
 from kvrelay.shown_value import shown
-from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
-# A router takes 128 calls of one connection.
-_MAX_CONNECTIONS = 64
-_SERVICE_CONFIG = {
-    # One name may stand for several routers (a headless Service). By default, gRPC would use only
-    # the first of them.
-    "loadBalancingConfig": [{"round_robin": {}}],
-    # gRPC opens another connection when each has as many calls as the server takes (gRFC A105).
-    # Before grpcio 1.84, further calls wait.
-    "connectionScaling": {"maxConnectionsPerSubchannel": _MAX_CONNECTIONS},
-}
+# One name may stand for several routers (a headless Service). By default, gRPC would use only the
+# first of them.
+_SERVICE_CONFIG: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
 # router that is back.
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -45,7 +39,6 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-    ("grpc.max_connections_per_subchannel_cap", _MAX_CONNECTIONS),
     # The caller reads a blocking call itself. By default, a thread reads for all calls of the
     # channel, and stops for good at a lock that Ctrl-C in one of them left taken.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
@@ -127,25 +120,27 @@ class BaseClient:
         self._lock = threading.Lock()
         # Id of the process that opened the channels.
         self._pid = 0
-        self._channels: list[Any] = []
-        self._stubs: list[wire.InferenceServiceStub] = []
+        # One for each target.
+        self._channels: list[Channels] = []
         self._closed = False
         # Whether a router has answered.
         self._is_known = False
         # The waits before retries.
         self._pause = self._pause_of()
 
-    def _stub(self, index: int) -> wire.InferenceServiceStub:
-        """Returns the stub of the target with that index. Its channel connects on first use."""
+    def _channels_to(self, index: int) -> Channels:
+        """Returns the channels to the target with that index."""
         self._raise_if_closed()
         with self._lock:
-            if not self._stubs:
+            if not self._channels:
                 self._pid = os.getpid()
-                self._channels = [self._open_channel(target) for target in self.targets]
-                # Last: Ctrl-C may end this block anywhere, and the next call begins it again.
-                self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
+                # Ctrl-C may end this block anywhere, and the next call begins it again.
+                self._channels = [
+                    Channels(partial(self._open_channel, target)) for target in self.targets
+                ]
+            channels = self._channels[index]
         self._raise_if_forked()
-        return self._stubs[index]
+        return channels
 
     @contextmanager
     def _renewing_channels(self) -> Iterator[None]:
@@ -157,7 +152,7 @@ class BaseClient:
         except (KvRelayError, grpc.RpcError):
             raise
         except BaseException:
-            self._channels, self._stubs = [], []
+            self._channels = []
             raise
 
     def _open_channel(self, target: str) -> Any:

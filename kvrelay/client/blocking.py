@@ -62,8 +62,12 @@ class Client(BaseClient):
             timeout = retry.begin(time.monotonic())
             try:
                 with self._renewing_channels():
-                    found = self._stub(retry.target).ListModels(
-                        wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
+                    found = (
+                        self._channels_to(retry.target)
+                        .stub()
+                        .ListModels(
+                            wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
+                        )
                     )
                 self._is_known = True
                 return wire.models_from_proto(found)
@@ -78,8 +82,9 @@ class Client(BaseClient):
         """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
         self._pause.wake()
-        for channel in self._channels:
-            channel.close()
+        for channels in self._channels:
+            for channel in channels.opened:
+                channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +173,7 @@ class Stream(BaseStream):
         call = self._call
         if call is None:
             request, timeout = self._begin()
-            call = self._call = client._stub(index).Generate(
+            call = self._call = client._channels_to(index).generate(
                 request, timeout=timeout, metadata=client._metadata
             )
             # Another thread cancelled before it could see the call.

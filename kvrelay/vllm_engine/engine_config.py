@@ -21,9 +21,9 @@ from kvrelay.vllm_engine.version_check import check_version
 def engine_config(config: ClusterConfig, pool: PoolName, model_path: str) -> Any:
     """Returns vLLM's VllmConfig for the workers of a pool. Imports vLLM.
 
-    Raises ConfigError for arguments that vLLM does not have and for a block size that it changes,
-    and ModelRefused for what vLLM refuses, and for a model that is not handed over although there
-    are prefill workers.
+    Raises ConfigError for arguments that vLLM does not have and for a block size that it changes or
+    does not have, and ModelRefused for what vLLM refuses, and for a model that is not handed over
+    although there are prefill workers.
     """
     check_version()
     set_variables()
@@ -44,6 +44,8 @@ def engine_config(config: ClusterConfig, pool: PoolName, model_path: str) -> Any
         text_only(made.model_config)
     if hands_over(config, pool):
         check_handoff(made, config.pool_kv(pool).block_size, model_path)
+    if not made.model_config.is_hybrid and not made.model_config.is_attention_free:
+        _check_kernel(made)
     return made
 
 
@@ -87,6 +89,29 @@ def check_handoff(made: Any, block_size: int, model_path: str) -> None:
             f"kv.block_size: {block_size}, and vLLM gives this model blocks of "
             f"{made.cache_config.block_size} tokens here; set kv.block_size to "
             f"{made.cache_config.block_size}"
+        )
+
+
+def _check_kernel(made: Any) -> None:
+    """Raises ConfigError for a block size that vLLM's attention on CPUs does not have. vLLM itself
+    finds that only after it has loaded the weights. On GPUs it chooses the attention by the size.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.selector import get_attn_backend
+
+    if not current_platform.is_cpu():
+        return
+    model, cache = made.model_config, made.cache_config
+    with set_current_vllm_config(made):
+        kernel = get_attn_backend(
+            model.get_head_size(), model.dtype, cache.cache_dtype, use_mla=model.use_mla
+        )
+    fitting = kernel.get_preferred_block_size(cache.block_size)
+    if fitting != cache.block_size:
+        raise ConfigError(
+            f"kv.block_size: {cache.block_size}, and vLLM's attention on this CPU has blocks of "
+            f"{fitting} tokens or a multiple; set kv.block_size to {fitting}"
         )
 
 

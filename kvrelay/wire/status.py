@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from typing import NoReturn
+from urllib.parse import quote
 
 import grpc
 
@@ -14,9 +15,13 @@ from kvrelay.errors import Code, KvRelayError, error_for
 FIELD_KEY = "kvrelay-field"
 RETRY_KEY = "grpc-retry-pushback-ms"
 _NO_CONNECTION = "cannot connect: "
-# Characters. All metadata of a response must stay below 8 KiB.
+# Characters, and bytes as gRPC encodes them: 3 for each byte that is not printable ASCII. All
+# metadata of a response must stay below 8 KiB.
 _MAX_DETAILS = 1000
+_MAX_ENCODED = 6 * 1024
 
+# What gRPC sends as it is.
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -53,7 +58,15 @@ def _status(error: KvRelayError) -> tuple[grpc.StatusCode, str, tuple[tuple[str,
         metadata.append((FIELD_KEY, error.field))
     if error.retry_after_s is not None:
         metadata.append((RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
-    return _STATUS[error.code.grpc_number], error.message[:_MAX_DETAILS], tuple(metadata)
+    return _STATUS[error.code.grpc_number], _details(error.message), tuple(metadata)
+
+
+def _details(message: str) -> str:
+    """Returns the start of a message that fits into the metadata."""
+    text = message[:_MAX_DETAILS]
+    while len(quote(text, safe=_PRINTABLE, errors="replace")) > _MAX_ENCODED:
+        text = text[: len(text) * 3 // 4]
+    return text
 
 
 def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:

@@ -336,8 +336,7 @@ class Dispatcher:
             # The next attempt shows whether the worker or the request is at fault.
             entry.fault_begun = entry.attempt_begun
         elif isinstance(event, Failed):
-            begun = entry.attempt_begun
-            effects += _notices(*blame(self._workers, worker_id, placed, event, begun, now))
+            effects += _notices(*blame(self._workers, worker_id, placed, entry, event, now))
         return effects
 
     def _hasher(self, request: Request, block_size: int, layout_hash: str) -> BlockHasher:

@@ -279,6 +279,10 @@ class Lifecycle:
         """Ends the request from outside: the client disconnected, or the router stops."""
         return [] if self.ended else self._give_up(error, error.message)
 
+    def is_due(self, now: float) -> bool:
+        """Whether a worker may have seen the deadline pass."""
+        return now >= self.request.deadline - CLOCKS_S
+
     def expire(self, no_worker: str, gone: str = "") -> list[Effect]:
         """Ends the request at its deadline.
 
@@ -445,7 +449,7 @@ class Lifecycle:
             return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
         if event.drains:
             return self._again(f"{worker_id} was drained", worker_id, now)
-        if event.code is Code.DEADLINE_EXCEEDED and now >= self.request.deadline - CLOCKS_S:
+        if event.code is Code.DEADLINE_EXCEEDED and self.is_due(now):
             return self.expire("", gone=worker_id)
         if event.of_sequence:
             return self._faulted(worker_id, event.message, now)

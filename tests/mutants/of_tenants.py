@@ -296,7 +296,7 @@ MUTANTS = (
     Mutant(
         "an interrupt ends the use of its channel",
         "kvrelay/client/base_client.py",
-        "self._channels, self._stubs = [], [] raise",
+        "self._channels = [] raise",
         "raise",
         ("unit/client/test_interrupts.py::test_a_client_answers_after_an_interrupt_at_any_moment",),
     ),

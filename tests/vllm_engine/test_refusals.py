@@ -26,18 +26,20 @@ STATE = "its KV cannot be handed over with engine: vllm: "
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
+    ("family", "block_size", "reason"),
     [
-        ("granitemoehybrid", f"{STATE}some of its layers keep a state"),
-        ("gptq", "vLLM refuses it: torch.float32 is not supported"),
-        ("deepseek_v3", "set kv.block_size to 16"),
-        pytest.param("llava", "No module named 'torchvision'; install", marks=NO_TORCHVISION),
+        ("granitemoehybrid", 32, f"{STATE}some of its layers keep a state"),
+        ("gptq", 32, "vLLM refuses it: torch.float32 is not supported"),
+        ("deepseek_v3", 32, "set kv.block_size to 16"),
+        ("llama", 16, "set kv.block_size to 32"),
+        ("llama", 80, "set kv.block_size to 32"),
+        pytest.param("llava", 32, "No module named 'torchvision'; install", marks=NO_TORCHVISION),
     ],
 )
 def test_what_vllm_refuses_is_refused_before_a_worker_starts(
-    family: str, reason: str, built: Build, tmp_path: Path
+    family: str, block_size: int, reason: str, built: Build, tmp_path: Path
 ) -> None:
-    assert reason in refusal(built(family), tmp_path)
+    assert reason in refusal(built(family), tmp_path, kv={"block_size": block_size})
     assert "worker_process_started" not in (tmp_path / "log").read_text()
 
 

@@ -126,7 +126,11 @@ def plan_memory(config: ClusterConfig, machine: Machine | None = None) -> tuple[
 
     def of(pool: PoolName) -> PoolMemory:
         kv, section = config.pool_kv(pool), config.pool(pool)
-        packs = not section.resources.num_gpus and section.tensor_parallel == 1
+        packs = (
+            section.engine == "native"
+            and not section.resources.num_gpus
+            and section.tensor_parallel == 1
+        )
         packed_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=packs)
         model_bytes = weight_bytes(tensors or (), dtype, section.weights, packs=False)
         layout = (

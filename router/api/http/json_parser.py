@@ -42,6 +42,8 @@ _ESCAPE = (
     r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|["\\/bfnrt])'
 )
 _STRING_PIECE = re.compile(rf'(?:[^"\\\x00-\x1f]{{1,1024}}+|{_ESCAPE}){{0,64}}+')
+# The parser has joined all pairs.
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _LITERALS = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
 _unescaped = json_decoder.scanstring  # type: ignore[attr-defined]  # the stubs lack it
@@ -191,6 +193,10 @@ class _Parser:
         name: str = yield from self._string()
         if name in of:
             raise InvalidArgument(f"the body is not valid JSON: the key {name[:60]!r} is repeated")
+        if _LONE_SURROGATE.search(name):
+            raise InvalidArgument(
+                f"the body is not valid JSON: the key {name[:60]!r} has half of a surrogate pair"
+            )
         yield from self._space()
         if self._text[self._at : self._at + 1] != ":":
             raise self._wrong("a colon")

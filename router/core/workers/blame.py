@@ -33,15 +33,19 @@ def went_well(
 
 
 def blame(
-    workers: Workers, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float
+    workers: Workers, worker_id: str, placed: Assignment, entry: Entry, event: Failed, now: float
 ) -> Notices:
-    """Records a failed attempt: against the pair of workers if the hand-off failed, otherwise
-    against the worker that reported the failure.
+    """Records a failed attempt on the workers of `placed`: against the pair if the hand-off failed,
+    otherwise against the worker that reported the failure.
     """
+    begun = entry.attempt_begun
     if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
         # Neither the worker nor the link is at fault.
         return []
     if handoff_failed(placed, worker_id, event.code):
+        if entry.life.is_due(now):
+            # One of the workers gave up the hand-off at the deadline, so it failed at the other.
+            return []
         seconds = workers.link_health.failed(
             placed.prefill, placed.decode, begun, event.message, now
         )

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
-from support.scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
+from support.scripted_router import LEDGER, ScriptedRouter, Step, last, serving, tokens
 
 import kvrelay
+from kvrelay.client import channels
 from kvrelay.client.base_client import BaseClient, channel_options
-from kvrelay.errors import Code, error_for
+from kvrelay.errors import Code, InvalidArgument, error_for
 from kvrelay.types.requests import TokenLogprobs
 from kvrelay.wire.inference import (
     GenerateRequest,
@@ -552,7 +553,7 @@ def test_threads_that_come_with_the_first_call_share_one_channel() -> None:
 
         def call() -> None:
             barrier.wait(10)
-            stubs.append(client._stub(0))
+            stubs.append(client._channels_to(0).stub())
 
         threads = [threading.Thread(target=call) for _ in range(8)]
         for thread in threads:
@@ -741,3 +742,51 @@ async def test_the_wait_before_a_retry_ends_with_its_asyncio_stream(nobody: str,
         async with asyncio.timeout(60):
             with pytest.raises(kvrelay.Cancelled):
                 await reader
+
+
+async def test_a_client_opens_a_channel_for_more_calls_than_one_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "CALLS", 2)
+    scripts: list[list[Step]] = [["hang"]] * 5
+    with serving(ScriptedRouter(*scripts)) as target:
+        async with kvrelay.AsyncClient(target) as client:
+            streams = [client.generate("p", max_tokens=2) for _ in range(5)]
+            reads = [asyncio.create_task(anext(aiter(one))) for one in streams]
+            own = client._channels_to(0)
+            async with asyncio.timeout(30):
+                while sum(own._calls) < 5:
+                    await asyncio.sleep(0.01)
+            assert own._calls == [2, 2, 1]
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+            assert (await client.generate("p", max_tokens=2)).text == " t100 t101"
+            del stream, streams, reads
+            assert len(own.opened) == 3
+            async with asyncio.timeout(30):
+                while sum(own._calls):
+                    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["read", "left", "cancelled", "failed"])
+def test_an_ended_call_makes_room_on_its_channel(end: str) -> None:
+    router = ScriptedRouter()
+    with serving(router) as target, kvrelay.Client(target) as client:
+        for _ in range(3):
+            if end == "failed":
+                router.scripts = [[InvalidArgument("no")]]
+            stream = client.generate("p", max_tokens=5)
+            try:
+                if end == "read":
+                    stream.result()
+                elif end == "failed":
+                    with pytest.raises(InvalidArgument):
+                        stream.result()
+                else:
+                    next(stream)
+                    if end == "cancelled":
+                        stream.cancel()
+            finally:
+                del stream
+        assert client._channels_to(0)._calls == [0]

@@ -51,7 +51,9 @@ def answers_in_a_thread(client: Client) -> bool:
 
 
 # A call of gRPC that was not made whole.
-@pytest.mark.filterwarnings("ignore:.*_Rendezvous.__del__:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*(_Rendezvous|Channel|_ChannelCallState).__del__:pytest.PytestUnraisableExceptionWarning"
+)
 # A hang is one way to fail.
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("first", range(4))

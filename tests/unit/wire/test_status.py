@@ -92,6 +92,17 @@ async def test_a_message_longer_than_metadata_allows_is_cut() -> None:
     assert received.message == f"{target}: " + "ü" * 1000
 
 
+@pytest.mark.parametrize("text", ["\N{GRINNING FACE}", "\u4e00", "%", "\n", "a\u4e00"])
+async def test_a_message_is_cut_to_what_it_has_as_metadata(text: str) -> None:
+    sent = InvalidArgument(text * 100_000, field="messages")
+    async with serve(Refusing(sent)) as target:
+        received = await failure(target)
+    assert isinstance(received, InvalidArgument)
+    cut = received.message.removeprefix(f"{target}: ")
+    assert 300 < len(cut) <= 1000
+    assert sent.message.startswith(cut)
+
+
 async def test_a_refused_connection_names_the_target(unused_tcp_port: int) -> None:
     target = f"127.0.0.1:{unused_tcp_port}"
     received = await failure(target)

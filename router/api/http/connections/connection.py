@@ -51,6 +51,7 @@ _WORDS = {
     408: f"the request did not come within {RECEIVE_S:g} s",
     413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
     431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
+    501: "the body has a transfer coding besides chunked; send it as it is, or chunked",
     503: "the router is shutting down; send the request to another router",
     505: "the request is not HTTP/1; send it as HTTP/1.1",
 }
@@ -255,6 +256,9 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (version == "1.1" and not hosts):
             raise _Refused(400)
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if any(one.strip().lower() != b"chunked" for one in codings):
+            raise _Refused(501)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(400)

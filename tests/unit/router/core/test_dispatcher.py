@@ -32,7 +32,7 @@ from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
 from kvrelay.types.workers import PoolName, WorkerLoad
 from router.core.dispatcher import Dispatcher
-from router.core.effects import Effect, End, Send
+from router.core.effects import Effect, End, Notice, Send
 from router.core.path_policy import Assignment
 from router.core.request import Request
 from router.core.workers.worker_table import FULL_FOR_S
@@ -474,6 +474,18 @@ def test_worker_that_sees_the_deadline_pass_is_not_blamed() -> None:
         assert isinstance(end, End)
         assert isinstance(end.error, DeadlineExceeded)
     assert made.sick == ()
+
+
+@pytest.mark.parametrize(("seconds", "blamed"), [(2.0, True), (2.95, False), (3.2, False)])
+def test_a_handoff_that_fails_at_the_deadline_blames_no_link(seconds: float, blamed: bool) -> None:
+    """The decode worker gives its lease back at the deadline, and the push fails."""
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG, deadline=3.0))
+    made.on_event("d0", Reserved("a", attempt(made, "a"), TARGET), 1.0)
+    closed = Failed("a", attempt(made, "a"), Code.FAILED_PRECONDITION, "the lease was closed")
+    effects = made.on_event("p0", closed, seconds)
+    notices = [one for one in effects if isinstance(one, Notice)]
+    assert [one.worker_id for one in notices] == ["p0"] * blamed
 
 
 def test_worker_that_refuses_again_and_again_is_asked_less_often() -> None:

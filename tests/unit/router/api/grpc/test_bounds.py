@@ -16,7 +16,7 @@ from http2_peer import Http2Peer
 from support.router_harness import RouterHarness, running_router
 
 import router.api.grpc.listener
-from kvrelay.client import AsyncClient
+from kvrelay.client import AsyncClient, channels
 from kvrelay.errors import DeadlineExceeded, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.grpc.listener import MAX_MESSAGE_BYTES, RECEIVE_BYTES
@@ -197,8 +197,9 @@ async def test_a_message_without_a_slot_is_not_received(cluster: RouterHarness) 
 
 @pytest.mark.parametrize("cluster", [{"grpc.max_concurrent_streams": 1}], indirect=True)
 async def test_a_client_opens_connections_for_more_calls_than_one_takes(
-    cluster: RouterHarness,
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(channels, "CALLS", 1)
     worker = cluster.workers["decode-0"]
     worker.may_step.clear()
     async with AsyncClient(cluster.grpc) as client, asyncio.timeout(60):

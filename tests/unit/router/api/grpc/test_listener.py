@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import select
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,7 @@ from support.router_harness import running_router
 import router.api.grpc.listener
 from kvrelay.errors import ConfigError
 from kvrelay.wire.inference import SERVICE_NAME, InferenceServiceStub, pb
+from kvrelay.worker.runtime.grpc_server import worker_server
 from router.api.grpc import io_threads
 from router.api.grpc.listener import MAX_STREAMS
 from router.api.grpc.service import InferenceService
@@ -94,6 +97,48 @@ async def test_a_client_may_begin_any_number_of_calls_on_one_connection() -> Non
                 await stub.ListModels(pb.ListModelsRequest())
 
         await asyncio.gather(*(calls() for _ in range(3 * MAX_STREAMS)))
+
+
+@contextlib.asynccontextmanager
+async def listening(kind: str) -> AsyncIterator[str]:
+    """HOST:PORT of a port of the router, or of a worker."""
+    if kind == "worker":
+        async with worker_server("127.0.0.1", 1000, None, None) as (server, address):
+            await server.start()
+            yield address
+    else:
+        async with running_router(prefill=0) as cluster:
+            yield getattr(cluster, kind)
+
+
+def odd_paths(number: int) -> list[str]:
+    """Bytes of any value, of any length that a literal of HPACK has in one byte."""
+    draw = random.Random(number)
+    return [
+        os.fsdecode(b"/" * draw.randrange(2) + draw.randbytes(draw.choice([0, 1, 2, 3, 50, 120])))
+        for _ in range(40)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["grpc", "admin", "worker"])
+async def test_a_path_of_any_bytes_ends_no_server(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(router.api.grpc.listener, "MAX_SERVERS", 1)
+    async with listening(kind) as address, asyncio.timeout(120):
+        for path in ["/\udcff", *odd_paths(0)]:
+            peer = await Http2Peer.connect(address)
+            peer.call(path)
+            # The server answers the call, or closes the connection.
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                peer.ping()
+                await peer.credits(until_pong=True)
+            peer.close()
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await channel.unary_unary("/a.Service/Method")(b"", wait_for_ready=True)
+    # With a valid token the router would say the former.
+    assert ended.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 def nice_of_reading() -> set[int]:

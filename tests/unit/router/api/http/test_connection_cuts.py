@@ -168,6 +168,16 @@ REFUSED = {
         b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked, x\r\n\r\n",
         400,
     ),
+    "another coding": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
+    "coding twice": (
+        b"POST / HTTP/1.1\r\n"
+        + HOST
+        + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
     "space before colon": (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", 400),
     "bare CR": (b"GET / HTTP/1.1\rhost: a\r\n\r\n", 400),
     "long line": (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),

@@ -142,6 +142,14 @@ def test_a_key_that_stands_twice_is_told_at_every_level(depth: int, number: int)
     assert parsed(text.encode())[0] == "the body is not valid JSON: the key '0' is repeated"
 
 
+@pytest.mark.parametrize("half", ["d800", "dbff", "dc00", "dfff"])
+@pytest.mark.parametrize("text", ['{{"{0}":1}}', '[{{"a":{{"b{0}c":[]}}}}]'])
+def test_a_key_with_half_of_a_pair_is_refused(text: str, half: str) -> None:
+    told = parsed(text.format(f"\\u{half}").encode())[0]
+    assert told.endswith("has half of a surrogate pair")
+    assert parsed(text.format("\\ud83d\\ude00").encode())[0] != told
+
+
 def test_depth_and_numbers_are_bounded() -> None:
     assert parsed(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)[0] != ""
     assert "nested too deeply" in parsed(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))[0]
