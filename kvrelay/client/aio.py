@@ -144,6 +144,13 @@ class AsyncStream(BaseStream):
         self._client._pause.wake()
         self._drop_call()
 
+    def __del__(self) -> None:
+        # A task of gRPC keeps the call of a stream that its user has left.
+        if (call := getattr(self, "_call", None)) is not None and not self._client._forked:
+            # The event loop may have ended.
+            with suppress(RuntimeError):
+                call.cancel()
+
     async def __aenter__(self) -> Self:
         return self
 

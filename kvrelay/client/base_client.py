@@ -7,6 +7,7 @@ import math
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -122,6 +123,8 @@ class BaseClient:
         self._pid = 0
         # One for each target.
         self._channels: list[Channels] = []
+        # Calls that a blocking client has begun.
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed = False
         # Whether a router has answered.
         self._is_known = False
@@ -151,7 +154,10 @@ class BaseClient:
             yield
         except (KvRelayError, grpc.RpcError):
             raise
-        except BaseException:
+        except BaseException as error:
+            # What gRPC raises for a channel that another thread has just closed.
+            if self._closed and isinstance(error, ValueError):
+                raise Cancelled("the client is closed") from None
             self._channels = []
             raise
 

@@ -62,12 +62,9 @@ class Client(BaseClient):
             timeout = retry.begin(time.monotonic())
             try:
                 with self._renewing_channels():
-                    found = (
-                        self._channels_to(retry.target)
-                        .stub()
-                        .ListModels(
-                            wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
-                        )
+                    stub = self._channels_to(retry.target).stub()
+                    found = stub.ListModels(
+                        wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                     )
                 self._is_known = True
                 return wire.models_from_proto(found)
@@ -82,6 +79,11 @@ class Client(BaseClient):
         """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
         self._pause.wake()
+        with self._lock:
+            calls = list(self._calls)
+        # Also those on channels that an interrupt has replaced.
+        for call in calls:
+            call.cancel()
         for channels in self._channels:
             for channel in channels.opened:
                 channel.close()
@@ -176,6 +178,8 @@ class Stream(BaseStream):
             call = self._call = client._channels_to(index).generate(
                 request, timeout=timeout, metadata=client._metadata
             )
+            with client._lock:
+                client._calls.add(call)
             # Another thread cancelled before it could see the call.
             if self._error is not None:
                 call.cancel()

@@ -37,11 +37,17 @@ class Channels:
         return self._stubs[self._place()]
 
     def generate(self, request: wire.pb.GenerateRequest, **options: Any) -> Any:
-        """Begins a call of Generate with gRPC's `options`, and returns it."""
-        place = self._place()
-        call = self._stubs[place].Generate(request, **options)
+        """Begins a call of Generate with gRPC's `options`, and returns it. Raises the ValueError of
+        grpc or the UsageError of grpc.aio if the channel is closed.
+        """
         with self._lock:
+            place = self._place()
             self._calls[place] += 1
+        try:
+            call = self._stubs[place].Generate(request, **options)
+        except BaseException:
+            self._end(place)
+            raise
         # A call that was cancelled may end without a callback.
         ended = weakref.finalize(call, self._end, place)
         ended.atexit = False

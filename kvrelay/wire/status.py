@@ -62,9 +62,11 @@ def _status(error: KvRelayError) -> tuple[grpc.StatusCode, str, tuple[tuple[str,
 
 
 def _details(message: str) -> str:
-    """Returns the start of a message that fits into the metadata."""
-    text = message[:_MAX_DETAILS]
-    while len(quote(text, safe=_PRINTABLE, errors="replace")) > _MAX_ENCODED:
+    """Returns the start of a message that fits into the metadata. gRPC could not send the half of a
+    surrogate pair, and sends no status then.
+    """
+    text = message[:_MAX_DETAILS].encode(errors="replace").decode()
+    while len(quote(text, safe=_PRINTABLE)) > _MAX_ENCODED:
         text = text[: len(text) * 3 // 4]
     return text
 

@@ -68,7 +68,7 @@ class Admission:
         if (wait + service) * MARGIN > time_left:
             text = (
                 f"the request would wait {wait:.1f} s and take {service:.1f} s, and its "
-                f"deadline is in {time_left:.1f} s; send a later deadline, or retry later"
+                f"deadline is in {max(0.0, time_left):.1f} s; send a later deadline, or retry later"
             )
             raise self.refusal("deadline", text, wait)
 

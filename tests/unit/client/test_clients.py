@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
-from support.scripted_router import LEDGER, ScriptedRouter, Step, last, serving, tokens
+from support.scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
 
 import kvrelay
 from kvrelay.client import channels
@@ -748,14 +748,14 @@ async def test_a_client_opens_a_channel_for_more_calls_than_one_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channels, "CALLS", 2)
-    scripts: list[list[Step]] = [["hang"]] * 5
-    with serving(ScriptedRouter(*scripts)) as target:
+    router = ScriptedRouter(*([["hang"]] * 5))
+    with serving(router) as target:
         async with kvrelay.AsyncClient(target) as client:
             streams = [client.generate("p", max_tokens=2) for _ in range(5)]
             reads = [asyncio.create_task(anext(aiter(one))) for one in streams]
             own = client._channels_to(0)
             async with asyncio.timeout(30):
-                while sum(own._calls) < 5:
+                while len(router.requests) < 5:
                     await asyncio.sleep(0.01)
             assert own._calls == [2, 2, 1]
             for stream in streams:
@@ -790,3 +790,73 @@ def test_an_ended_call_makes_room_on_its_channel(end: str) -> None:
             finally:
                 del stream
         assert client._channels_to(0)._calls == [0]
+
+
+async def test_a_stream_that_is_dropped_is_cancelled() -> None:
+    router = ScriptedRouter([tokens(0, 1), "hang"])
+    with serving(router) as target:
+        async with kvrelay.AsyncClient(target) as client, asyncio.timeout(30):
+            async for _ in client.generate("p", max_tokens=5):
+                break
+            while sum(client._channels_to(0)._calls):
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(router.cancelled.wait, 30)
+
+
+def test_threads_that_begin_together_share_no_channel_beyond_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "CALLS", 2)
+    router = ScriptedRouter(*([[tokens(0, 1), "hang"]] * 16))
+    with serving(router) as target, kvrelay.Client(target) as client:
+        barrier = threading.Barrier(16)
+        streams = [client.generate("p", max_tokens=5) for _ in range(16)]
+
+        def begin(stream: kvrelay.Stream) -> None:
+            barrier.wait(30)
+            next(stream)
+
+        threads = [threading.Thread(target=begin, args=(one,)) for one in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert client._channels_to(0)._calls == [2] * 8
+        for stream in streams:
+            stream.cancel()
+
+
+def test_close_ends_the_streams_of_threads_after_an_interrupt() -> None:
+    router = ScriptedRouter([tokens(0, 1), "hang"])
+    found: list[BaseException] = []
+    with serving(router) as target, kvrelay.Client(target) as client:
+        stream = client.generate("p", max_tokens=5)
+        next(stream)
+
+        def read() -> None:
+            try:
+                stream.result()
+            except kvrelay.Cancelled as error:
+                found.append(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), client._renewing_channels():
+            raise KeyboardInterrupt
+        assert client.generate("p", max_tokens=2).text == " t100 t101"
+        client.close()
+        thread.join(30)
+    assert len(found) == 1
+
+
+def test_a_call_on_a_client_that_another_thread_closes_is_cancelled() -> None:
+    with serving(ScriptedRouter()) as target, kvrelay.Client(target) as client:
+        client.models()
+        # As if the other thread came between the check and the call.
+        for channel in client._channels_to(0).opened:
+            channel.close()
+        client._closed = True
+        client._raise_if_closed = lambda: None  # type: ignore[method-assign]
+        for call in (client.models, client.generate("p").result):
+            with pytest.raises(kvrelay.Cancelled):
+                call()

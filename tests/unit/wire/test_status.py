@@ -103,6 +103,13 @@ async def test_a_message_is_cut_to_what_it_has_as_metadata(text: str) -> None:
     assert sent.message.startswith(cut)
 
 
+async def test_a_message_with_half_of_a_pair_is_sent() -> None:
+    async with serve(Refusing(InvalidArgument("a\ud800b", field="path"))) as target:
+        received = await failure(target)
+    assert isinstance(received, InvalidArgument)
+    assert received.message == f"{target}: a?b"
+
+
 async def test_a_refused_connection_names_the_target(unused_tcp_port: int) -> None:
     target = f"127.0.0.1:{unused_tcp_port}"
     received = await failure(target)
