@@ -185,12 +185,14 @@ class BaseClient:
     def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:
         """Returns the typed error of a failed call to the target with that index. The caller has
         not cancelled the call. gRPC also reports CANCELLED for calls that a server had not yet
-        accepted when it shut down; these become Unavailable.
+        accepted when it shut down; these become Unavailable. Raises Cancelled if the client is
+        closed.
         """
         typed = with_hint(
             error_from_rpc(error, self.targets[index]), "grpc", tls=self._credentials is not None
         )
-        if isinstance(typed, Cancelled) and not self._closed:
+        if isinstance(typed, Cancelled):
+            self._raise_if_closed()
             return Unavailable(f"{self.targets[index]}: the server ended the call")
         return typed
 
