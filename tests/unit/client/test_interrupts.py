@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import signal
 import sys
 import threading
 from types import FrameType
@@ -14,28 +16,42 @@ from kvrelay.client import Client
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at one of the moments at which Python handles signals: when a
-    function of Python begins, and when one of C returns. A context manager.
+    """Interrupts the main thread, as Ctrl-C does, when a function of Python begins or one of C
+    returns. Python handles the signal soon after that moment. A context manager.
+
+    An exception of the profile function itself would be raised where Python handles no signals, and
+    can crash Python 3.11.
     """
 
     def __init__(self, moment: int) -> None:
         self._left = moment
+        self._ended = False
         self.raised = False
 
     def __enter__(self) -> InterruptAt:
+        self._before = signal.signal(signal.SIGINT, self._handle)
         sys.setprofile(self._see)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended = True
         sys.setprofile(None)
+        signal.signal(signal.SIGINT, self._before)
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event not in ("call", "c_return") or frame.f_code is InterruptAt.__exit__.__code__:
+        if event in ("call", "c_return") and self._left >= 0 and not self._ended:
+            self._left -= 1
+            if self._left < 0:
+                _thread.interrupt_main()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ended or self.raised:
             return
-        self._left -= 1
-        if self._left < 0:
-            self.raised = True
-            raise KeyboardInterrupt
+        if frame is not None and frame.f_code is InterruptAt._see.__code__:
+            _thread.interrupt_main()
+            return
+        self.raised = True
+        raise KeyboardInterrupt
 
 
 def answers(client: Client) -> bool:
