@@ -146,10 +146,8 @@ class AsyncStream(BaseStream):
 
     def __del__(self) -> None:
         # A task of gRPC keeps the call of a stream that its user has left.
-        if (call := getattr(self, "_call", None)) is not None and not self._client._forked:
-            # The event loop may have ended.
-            with suppress(RuntimeError):
-                call.cancel()
+        with suppress(RuntimeError):  # the event loop may have ended
+            self._drop_call()
 
     async def __aenter__(self) -> Self:
         return self

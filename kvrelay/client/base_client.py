@@ -132,7 +132,7 @@ class BaseClient:
         self._pause = self._pause_of()
 
     def _channels_to(self, index: int) -> Channels:
-        """Returns the channels to the target with that index."""
+        """Returns the channels to the target with that index. They connect on first use."""
         self._raise_if_closed()
         with self._lock:
             if not self._channels:

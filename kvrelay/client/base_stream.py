@@ -24,14 +24,15 @@ class BaseStream:
     def __init__(
         self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions
     ) -> None:
+        # The call in progress, of grpc or grpc.aio. First: a stream that is refused below is
+        # dropped, too.
+        self._call: Any = None
         request = build_request(prompt, options)
         # Converted once here, so that InvalidArgument points at the caller's mistake.
         wire.request_to_proto(request)
         self._client = client
         self._answer = Answer(request)
         self._retry = retry
-        # The call in progress, of grpc or grpc.aio.
-        self._call: Any = None
         self._error: KvRelayError | None = None
         # Tokens that were received but not yet read by the caller.
         self._untaken: deque[Token] = deque()
