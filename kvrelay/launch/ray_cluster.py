@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import secrets
-import signal
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 
@@ -27,7 +26,7 @@ from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
 from kvrelay.launch.ray_address import AUTO, check_ray_address
 from kvrelay.launch.ray_probe import check_ray
-from kvrelay.process.child import command_of, family
+from kvrelay.process.child import command_of, family, kill
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.workers import PoolName
@@ -47,6 +46,8 @@ _QUIET_RAY = {
 # then starts again.
 _STARTS = 2
 _PROCESSES = ("gcs_server", "raylet")
+# Longest wait for the end of a process that was killed.
+_KILL_MS = 10_000
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 log = get_logger(__name__)
@@ -183,14 +184,13 @@ class RayCluster:
 
 
 def _end_ray(before: Collection[int]) -> None:
-    """Ends the processes of a start that failed, which Ray leaves behind. `before` are the
-    processes before the start.
+    """Ends the processes of a start that failed, which Ray leaves behind, so that the next start
+    does not run beside them. `before` are the processes before the start.
     """
     ray.shutdown()
     for pid in family(os.getpid()):
         if pid not in before and command_of(pid) in _PROCESSES:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid, _KILL_MS)
 
 
 def local_cpus(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -64,6 +65,21 @@ async def stop(process: asyncio.subprocess.Process, timeout_s: float) -> int:
     except TimeoutError:
         send_signal(process, signal.SIGKILL)
     return await process.wait()
+
+
+def kill(pid: int, timeout_ms: int) -> None:
+    """Ends a process at once, and waits until it has ended, `timeout_ms` at most: one that is in
+    the kernel ends only when it leaves it.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(timeout_ms)
+        finally:
+            os.close(descriptor)
 
 
 def family(pid: int) -> list[int]:

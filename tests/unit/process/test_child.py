@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.process.child import command_of, family, send_signal, stop
+from kvrelay.process.child import command_of, family, kill, send_signal, stop
 
 # Of child watchers, from Python 3.12 on
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -42,6 +42,16 @@ async def test_who_has_ended_keeps_its_exit_code(caplog: pytest.LogCaptureFixtur
         assert await process.wait() == -signal.SIGKILL
     send_signal(process, signal.SIGTERM)
     assert not caplog.records
+
+
+def test_a_stopped_process_that_is_killed_has_ended() -> None:
+    # Memory that the kernel has to free takes it a moment.
+    script = "import signal; held = bytearray(2**28); signal.raise_signal(signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        kill(process.pid, 60_000)
+        assert not command_of(process.pid)
+    kill(process.pid, 0)
 
 
 @pytest.mark.parametrize(("deaf", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
