@@ -14,21 +14,24 @@ import grpc
 from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base_client import BaseClient
 from kvrelay.client.base_stream import BaseStream
+from kvrelay.client.channels import Channels
 from kvrelay.client.pause import AsyncPause, tell
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
-from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.errors import FailedPrecondition, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
 
 
 class AsyncClient(BaseClient):
     """A client of one cluster for asyncio, on one event loop. Call `close`, or use the client in
-    `async with`.
+    `async with`. A call on a second event loop raises FailedPrecondition.
     """
 
     _grpc = grpc.aio
     _pause_of = AsyncPause
     _pause: AsyncPause
+    # The event loop of the channels, once there are any.
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def generate(
         self,
@@ -76,6 +79,16 @@ class AsyncClient(BaseClient):
             seconds = retry.failed(error, time.monotonic())
             tell(error, seconds)
             await self._pause.wait(seconds, lambda: self._closed)
+
+    def _channels_to(self, index: int) -> Channels:
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise FailedPrecondition(
+                "the client was used on another event loop; create a client for each event loop, "
+                "such as for each asyncio.run"
+            )
+        self._loop = loop
+        return super()._channels_to(index)
 
     async def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled."""

@@ -1,11 +1,12 @@
 """The process that renders chat templates. Templates are untrusted code from a model folder.
 
 `chat_template.py` runs this file. Each request on stdin is a line {"template", "variables",
-"messages", "tools", "template_kwargs", "lengths", "timeout_s"}. The texts follow it, with these
-lengths in bytes. In the messages, a number stands for the text at this place; `tools` and
+"messages", "tools", "template_kwargs", "lengths", "cpu_s", "timeout_s"}. The texts follow it, with
+these lengths in bytes. In the messages, a number stands for the text at this place; `tools` and
 `template_kwargs` are such numbers, or null. The process first writes {"ready": true} to stdout.
 Then it writes for each request a line {"error"}, or a line {"length"} followed by a text of that
-many bytes. It exits when stdin ends.
+many bytes. It exits when stdin ends, and SIGPROF ends it when a request has taken `cpu_s` of
+processor time.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         # SIGALRM ends the process.
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
         texts = [
@@ -62,6 +64,7 @@ def main() -> None:
             reply: dict[str, object] = {"length": len(text)}
         except Exception as error:  # noqa: BLE001 - whatever a template raises is the answer
             reply = {"error": (str(error) or type(error).__name__)[:MAX_ERROR]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, reply, text)
 

@@ -21,6 +21,8 @@ from kvrelay.types.chat import WITHOUT_TOOLS, ChatMessage, ChatOptions
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 _START_S = 60.0
 _MAX_REPLY_BYTES = 16 * 2**20
+# Time of a call as a multiple of the processor time that it may take: the machine may be busy.
+_TIMES_CPU = 10
 # Most bytes of a reply that are read at once.
 _READ_BYTES = 2**20
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -39,8 +41,9 @@ class ChatTemplate:
     """Renders in a separate child process, one conversation at a time.
 
     A template is code from the model folder. It runs in the sandbox of transformers, in a process
-    that starts on first use. A process that exceeds the timeout, or whose call is cancelled, is
-    killed and replaced.
+    that starts on first use. A process that exceeds its time, or whose call is cancelled, is killed
+    and replaced. A call whose process ends otherwise, for example because the machine has no memory
+    left, is repeated once.
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
@@ -81,14 +84,14 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         options: ChatOptions = WITHOUT_TOOLS,
-        timeout_s: float = 2.0,
+        cpu_s: float = 2.0,
     ) -> str:
         """Returns the prompt for a conversation, up to the beginning of the answer.
 
         The prompt contains the special tokens, so encode it without adding any. Raises
         InvalidArgument with the template's message when the template rejects the messages,
-        DeadlineExceeded after `timeout_s` of rendering, and Unavailable when the process does not
-        start or this object is closed.
+        DeadlineExceeded after `cpu_s` of processor time or ten times that time, and Unavailable
+        when the process does not start or this object is closed.
         """
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
@@ -102,11 +105,12 @@ class ChatTemplate:
             "tools": texts.add(options.tools or None),
             "template_kwargs": texts.add(options.template_kwargs or None),
             "lengths": list(map(len, texts.encoded)),
-            "timeout_s": timeout_s,
+            "cpu_s": cpu_s,
+            "timeout_s": cpu_s * _TIMES_CPU,
         }
         async with self._turn:
             try:
-                reply = await self._ask(await self._started(), request, texts.encoded, timeout_s)
+                reply = await self._reply(request, texts.encoded)
             except DeadlineExceeded:
                 await self._end()
                 # Whoever needs a new process waits for it, not the next caller.
@@ -164,36 +168,33 @@ class ChatTemplate:
             )
         return self._process
 
-    async def _ask(
-        self,
-        process: asyncio.subprocess.Process,
-        request: Mapping[str, Any],
-        texts: list[bytes],
-        timeout_s: float,
-    ) -> dict[str, str]:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.writelines(texts)
-        try:
-            async with asyncio.timeout(timeout_s):
-                line = await _line(process)
-                reply = json.loads(line) if line else None
-                if reply is not None and "length" in reply:
-                    reply = await _text(process, reply["length"])
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the chat template of the model took longer than {timeout_s:g} s and was "
-                "stopped; send shorter messages"
-            ) from None
-        if reply is not None:
-            return reply
-        if self._closed:
-            raise Unavailable(
-                "the chat template renderer was closed, because the router is shutting down"
-            )
+    async def _reply(self, request: Mapping[str, Any], texts: list[bytes]) -> dict[str, str]:
+        """Returns the reply of a process. Asks a second one if the first ends without a reply."""
+        cpu_s, timeout_s = request["cpu_s"], request["timeout_s"]
+        for _ in range(2):
+            process = await self._started()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    reply = await _ask(process, request, texts)
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"the chat template of the model did not end within {timeout_s:g} s and was "
+                    "stopped; the machine is busy, try again later"
+                ) from None
+            if reply is not None:
+                return reply
+            if self._closed:
+                raise Unavailable(
+                    "the chat template renderer was closed, because the router is shutting down"
+                )
+            await self._end()
+            if process.returncode == -signal.SIGPROF:
+                raise DeadlineExceeded(
+                    f"the chat template of the model took longer than {cpu_s:g} s of processor "
+                    "time and was stopped; send shorter messages"
+                )
         raise InvalidArgument(
-            "the chat template of the model ended its process, or its output exceeds "
-            f"{_MAX_REPLY_BYTES // 2**20} MiB; send shorter messages",
+            "the chat template of the model ended its process twice; send shorter messages",
             field="messages",
         )
 
@@ -241,6 +242,20 @@ def _places(message: ChatMessage, role: str, texts: _Texts) -> dict[str, Any]:
     return places | {name: texts.add(text) for name, text in more.items() if text is not None}
 
 
+async def _ask(
+    process: asyncio.subprocess.Process, request: Mapping[str, Any], texts: list[bytes]
+) -> dict[str, str] | None:
+    """Returns the reply of the process; None if it ends. Raises InvalidArgument for a long one."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.writelines(texts)
+    line = await _line(process)
+    reply: dict[str, Any] | None = json.loads(line) if line else None
+    if reply is not None and "length" in reply:
+        return await _text(process, reply["length"])
+    return reply
+
+
 async def _line(process: asyncio.subprocess.Process) -> bytes:
     """Returns the next whole line; empty if the process is gone or the line is too long. Flushes
     pending writes first.
@@ -256,10 +271,16 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _text(process: asyncio.subprocess.Process, length: int) -> dict[str, str] | None:
-    """Returns the reply of `length` bytes; None if it is too long or the process is gone."""
+    """Returns the reply of `length` bytes; None if the process is gone. Raises InvalidArgument if
+    it is too long.
+    """
     assert process.stdout is not None
     if length > _MAX_REPLY_BYTES:
-        return None
+        raise InvalidArgument(
+            f"the chat template of the model writes {length} bytes; the most is "
+            f"{_MAX_REPLY_BYTES}; send shorter messages",
+            field="messages",
+        )
     decoder, parts = codecs.getincrementaldecoder("utf-8")("surrogatepass"), []
     while length > 0:
         part = await process.stdout.read(min(length, _READ_BYTES))

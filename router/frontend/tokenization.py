@@ -351,7 +351,7 @@ def replay(sink: TokenSink, token_ids: Sequence[int]) -> Generator[int, None, No
 
 async def _warm(renderer: ChatTemplate) -> None:
     try:
-        await renderer.render([ChatMessage("user", "Hello")], _WARM_UP, timeout_s=_WARM_UP_S)
+        await renderer.render([ChatMessage("user", "Hello")], _WARM_UP, cpu_s=_WARM_UP_S)
     except InvalidArgument:
         # The template wants other messages, and its process has started.
         return

@@ -95,12 +95,19 @@ MUTANTS = (
     ),
     Mutant(
         "a conversation's template has a time limit",
-        "kvrelay/tokenizer/chat_template.py",
-        "async with asyncio.timeout(timeout_s):",
-        "async with asyncio.timeout(None):",
+        "kvrelay/tokenizer/chat_renderer.py",
+        'signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])',
+        "pass",
         (
             "unit/tokenizer/test_chat_template.py::test_an_endless_template_is_stopped_and_the_next_call_works",
         ),
+    ),
+    Mutant(
+        "a template's process that ends is asked again",
+        "kvrelay/tokenizer/chat_template.py",
+        "for _ in range(2):",
+        "for _ in range(1):",
+        ("unit/tokenizer/test_chat_template.py::test_a_process_that_is_killed_in_a_call",),
     ),
     Mutant("repeated keys of JSON", PARSER, "if name in of:", "if False:", _JSON),
     Mutant("depth of JSON", PARSER, "if len(stack) >= MAX_DEPTH:", "if False:", _BOUNDS),

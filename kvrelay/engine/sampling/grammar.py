@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import secrets
 import threading
 from importlib.metadata import version
 from pathlib import Path
@@ -97,13 +98,41 @@ class GrammarCompiler:
             if not ends:
                 raise _unable("it has no end-of-sequence token")
             return LLTokenizer(
-                backend.to_str(), n_vocab=max(size, self._vocab_size), eos_token=ends
+                _without_names(backend.to_str()),
+                n_vocab=max(size, self._vocab_size),
+                eos_token=ends,
             )
         except (InvalidArgument, KeyboardInterrupt, SystemExit):
             raise
         # Both libraries raise plain Exception, and for a panic in Rust code a BaseException.
         except BaseException as error:
             raise _unable(f"its tokenizer is not supported: {error!s:.200}") from error
+
+
+def _without_names(description: str) -> str:
+    """Returns a tokenizer.json whose special tokens have names that occur in no text.
+
+    llguidance tokenizes text that a grammar prescribes. Where the text contains the name of a
+    special token, such as </s>, it would prescribe that token, which ends the answer or is not
+    shown.
+    """
+    tokenizer = json.loads(description)
+    model, secret = tokenizer["model"], secrets.token_hex(8)
+    names = {
+        one["content"]: f"{secret}-{one['id']}"
+        for one in tokenizer["added_tokens"]
+        if one["special"]
+    }
+    for one in tokenizer["added_tokens"]:
+        one["content"] = names.get(one["content"], one["content"])
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(text, text): token for text, token in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(tokenizer)
 
 
 def refusal(reason: str) -> InvalidArgument:

@@ -588,6 +588,22 @@ def test_a_client_that_was_used_says_that_it_does_not_survive_a_fork() -> None:
         subprocess.run([sys.executable, "-c", code, target], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("method", ["models", "wait_ready", "generate"])
+def test_an_asyncio_client_says_that_it_is_of_another_event_loop(method: str) -> None:
+    with serving(ScriptedRouter()) as target:
+        client = kvrelay.AsyncClient(target)
+
+        async def call() -> None:
+            await (client.generate("p") if method == "generate" else getattr(client, method)())
+
+        with asyncio.Runner() as first:
+            first.run(call())
+            with pytest.raises(kvrelay.FailedPrecondition, match="for each event loop, such as"):
+                asyncio.run(call())
+            first.run(call())
+            first.run(client.close())
+
+
 async def test_closing_an_asyncio_client_ends_its_readers_with_cancelled() -> None:
     router = ScriptedRouter(["hang"])
     with serving(router) as target:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -106,15 +107,15 @@ async def test_concurrent_callers_get_their_own_answers(template: Template) -> N
 async def test_a_large_conversation_passes(template: Template) -> None:
     chat = template("{{ messages[0].content }}")
     text = "ä\n" * 1_000_000
-    assert await chat.render(user(text), timeout_s=60) == text
+    assert await chat.render(user(text), cpu_s=60) == text
 
 
 async def test_an_endless_template_is_stopped_and_the_next_call_works(template: Template) -> None:
     chat = template(SOMETIMES_ENDLESS)
     assert await chat.render(user("x")) == "done"
     pid = pid_of(chat)
-    with pytest.raises(DeadlineExceeded, match=r"took longer than 0\.2 s and was stopped"):
-        await chat.render(user("loop"), timeout_s=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"took longer than 0\.2 s of processor time"):
+        await chat.render(user("loop"), cpu_s=0.2)
     assert is_gone(pid)
     assert await chat.render(user("x")) == "done"
 
@@ -122,7 +123,7 @@ async def test_an_endless_template_is_stopped_and_the_next_call_works(template: 
 async def test_who_waits_behind_an_endless_call_is_served(template: Template) -> None:
     chat = template(SOMETIMES_ENDLESS)
     asked = (("x", 60), ("loop", 1), ("x", 60))
-    calls = [chat.render(user(text), timeout_s=timeout_s) for text, timeout_s in asked]
+    calls = [chat.render(user(text), cpu_s=cpu_s) for text, cpu_s in asked]
     first, second, third = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(second, DeadlineExceeded)
     assert (first, third) == ("done", "done")
@@ -134,7 +135,7 @@ async def test_a_cancelled_call_leaves_no_answer_behind(template: Template) -> N
     )
     await chat.render(user("x"))
     pid = pid_of(chat)
-    call = asyncio.create_task(chat.render(user("loop"), timeout_s=60))
+    call = asyncio.create_task(chat.render(user("loop"), cpu_s=60))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -191,6 +192,53 @@ async def test_a_process_that_died_between_calls_is_replaced(template: Template)
     assert await chat.render(user("y")) == "y"
 
 
+async def test_a_process_without_a_core_has_time(template: Template) -> None:
+    chat = template("{{ messages[0].content }}")
+    await chat.render(user("x"))
+    os.kill(pid_of(chat), signal.SIGSTOP)
+    call = asyncio.create_task(chat.render(user("y"), cpu_s=6))
+    done, _ = await asyncio.wait([call], timeout=0.5)
+    assert not done
+    os.kill(pid_of(chat), signal.SIGCONT)
+    assert await call == "y"
+
+
+async def test_a_process_that_never_gets_a_core_is_replaced(template: Template) -> None:
+    chat = template("{{ messages[0].content }}")
+    await chat.render(user("x"))
+    os.kill(pid_of(chat), signal.SIGSTOP)
+    with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.1 s .* machine is busy"):
+        await chat.render(user("x"), cpu_s=0.01)
+    assert await chat.render(user("y")) == "y"
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_process_that_is_killed_in_a_call(template: Template, kills: int) -> None:
+    """As it is when the machine has no memory left: nobody's messages are to blame."""
+    chat = template("{{ messages[0].content }}")
+    await chat.render(user("x"))
+    pids = [pid_of(chat)]
+    os.kill(pids[0], signal.SIGSTOP)
+    call = asyncio.create_task(chat.render(user("y"), cpu_s=60))
+    await asyncio.sleep(0)
+    if kills == 2:
+        started = chat._started
+
+        async def stopped() -> asyncio.subprocess.Process:
+            process = await started()
+            os.kill(process.pid, signal.SIGKILL)
+            return process
+
+        chat._started = stopped  # type: ignore[method-assign]
+    os.kill(pids[0], signal.SIGKILL)
+    if kills == 1:
+        assert await call == "y"
+    else:
+        with pytest.raises(InvalidArgument, match="ended its process twice; send shorter"):
+            await call
+    assert is_gone(pids[0])
+
+
 async def test_no_messages_are_refused(template: Template) -> None:
     with pytest.raises(InvalidArgument, match="messages is empty"):
         await template("x").render([])
@@ -200,7 +248,7 @@ async def test_closing_ends_the_process_and_calls_under_way(template: Template) 
     chat = template(SOMETIMES_ENDLESS)
     await chat.render(user("x"))
     pid = pid_of(chat)
-    calls = [asyncio.create_task(chat.render(user("loop"), timeout_s=60)) for _ in range(2)]
+    calls = [asyncio.create_task(chat.render(user("loop"), cpu_s=60)) for _ in range(2)]
     await asyncio.sleep(0)
     await chat.aclose()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -285,6 +333,7 @@ def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
         "tools": None,
         "template_kwargs": None,
         "lengths": [4, 0],
+        "cpu_s": 600,
         "timeout_s": 0.1,
     }
     renderer = Path(sys.modules["kvrelay.tokenizer.chat_template"].__file__ or "").with_name(

@@ -1,0 +1,89 @@
+"""Text that a grammar prescribes is written by tokens of text, also where it contains the name of a
+special token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.types.requests import Guidance
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>")
+EOS = 2
+LETTERS = sorted(set('"\\<>/|_,:[]{}0123456789 abcdefghijklmnopqrstuvwxyz'))
+MODELS: dict[str, Callable[[], models.Model]] = {
+    "BPE": lambda: models.BPE(
+        vocab={one: number for number, one in enumerate([*SPECIAL, *LETTERS, "se", "er"])},
+        merges=[("s", "e"), ("e", "r")],
+        unk_token="<unk>",
+    ),
+    "Unigram": lambda: models.Unigram(
+        [(one, -float(number)) for number, one in enumerate([*SPECIAL, *LETTERS, "user"])],
+        unk_id=0,
+        byte_fallback=False,
+    ),
+    "without": lambda: models.BPE(
+        vocab={one: number for number, one in enumerate(LETTERS)}, merges=[]
+    ),
+}
+
+
+def compiler(kind: str, folder: Path) -> tuple[GrammarCompiler, int]:
+    """A tokenizer whose special tokens are in the vocabulary of its model, or in none."""
+    tokenizer = Tokenizer(MODELS[kind]())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    eos = tokenizer.token_to_id("</s>")
+    return GrammarCompiler(str(folder), tokenizer.get_vocab_size(), frozenset({eos})), eos
+
+
+def written(compiled: GrammarCompiler, matcher: LLMatcher, eos: int, random: Random) -> str:
+    """An answer of allowed tokens, drawn at random."""
+    tokenizer, answer = compiled.tokenizer, list[int]()
+    mask = np.zeros((tokenizer.vocab_size + 31) // 32, np.int32)
+    while True:
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        allowed = [one for one in range(tokenizer.vocab_size) if mask[one // 32] >> one % 32 & 1]
+        answer.append(random.choice(allowed))
+        if answer[-1] == eos:
+            return tokenizer.decode_str(answer[:-1])
+        assert matcher.try_consume_tokens(answer[-1:]) == 1
+
+
+@pytest.fixture(params=MODELS)
+def compiled(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GrammarCompiler, int]:
+    return compiler(request.param, tmp_path)
+
+
+def test_text_with_names_of_special_tokens(compiled: tuple[GrammarCompiler, int]) -> None:
+    grammars, eos = compiled
+
+    @given(
+        st.lists(st.sampled_from([*SPECIAL, "a", "<", "user", "|>"]), min_size=1).map("".join),
+        st.sampled_from(["enum", "regex", "lark"]),
+        st.randoms(use_true_random=False),
+    )
+    def is_written(text: str, kind: str, random: Random) -> None:
+        quoted = json.dumps(text)
+        guidance, answer = {
+            "enum": (Guidance("json_schema", json.dumps({"enum": [text]})), quoted),
+            "regex": (Guidance("regex", re.escape(text)), text),
+            "lark": (Guidance("lark", f"start: {quoted}"), text),
+        }[kind]
+        assert written(grammars, grammars.compile(guidance), eos, random) == answer
+
+    is_written()
