@@ -307,7 +307,7 @@ def rendering() -> Iterator[Feed]:
             chat._template = source
             try:
                 await chat.render(
-                    (ChatMessage("user", "hello"), ChatMessage("assistant", "</s>")), timeout_s=0.5
+                    (ChatMessage("user", "hello"), ChatMessage("assistant", "</s>")), cpu_s=0.5
                 )
             except (InvalidArgument, DeadlineExceeded) as error:
                 return f"{refusal(error.message)}, {type(error).__name__}"
