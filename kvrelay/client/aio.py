@@ -81,18 +81,31 @@ class AsyncClient(BaseClient):
             await self._pause.wait(seconds, lambda: self._closed)
 
     def _channels_to(self, index: int) -> Channels:
-        loop = asyncio.get_running_loop()
-        if self._loop not in (None, loop):
+        self._raise_if_closed()
+        self._raise_if_elsewhere()
+        self._loop = asyncio.get_running_loop()
+        return super()._channels_to(index)
+
+    def _raise_if_elsewhere(self) -> None:
+        if self._loop not in (None, asyncio.get_running_loop()):
             raise FailedPrecondition(
                 "the client was used on another event loop; create a client for each event loop, "
                 "such as for each asyncio.run"
             )
-        self._loop = loop
-        return super()._channels_to(index)
 
     async def close(self) -> None:
-        """Ends the calls in progress; their streams raise Cancelled."""
+        """Ends the calls in progress; their streams raise Cancelled. On another event loop than the
+        client's, returns before they have ended.
+        """
         self._closed = True
+        loop = self._loop
+        if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+            # That loop may wait for this one.
+            asyncio.run_coroutine_threadsafe(self._end_calls(), loop)
+        else:
+            await self._end_calls()
+
+    async def _end_calls(self) -> None:
         self._pause.wake()
         for channels in self._channels:
             for channel in channels.opened:
@@ -194,6 +207,7 @@ class AsyncStream(BaseStream):
             self._call = client._channels_to(index).generate(
                 request, timeout=timeout, metadata=client._metadata
             )
+        client._raise_if_elsewhere()
         try:
             message = await self._call.read()
         except asyncio.CancelledError:

@@ -1,12 +1,12 @@
 """The process that renders chat templates. Templates are untrusted code from a model folder.
 
-`chat_template.py` runs this file. Each request on stdin is a line {"template", "variables",
+`chat_template.py` runs this file. Each request on stdin is a line {"call", "template", "variables",
 "messages", "tools", "template_kwargs", "lengths", "cpu_s", "timeout_s"}. The texts follow it, with
 these lengths in bytes. In the messages, a number stands for the text at this place; `tools` and
 `template_kwargs` are such numbers, or null. The process first writes {"ready": true} to stdout.
-Then it writes for each request a line {"error"}, or a line {"length"} followed by a text of that
-many bytes. It exits when stdin ends, and SIGPROF ends it when a request has taken `cpu_s` of
-processor time.
+Then it writes for each request a line {"call", "error"}, or a line {"call", "length"} followed by a
+text of that many bytes; `call` is that of the request. It exits when stdin ends, and SIGPROF ends
+it when a request has taken `cpu_s` of processor time.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def main() -> None:
         try:
             # The arguments of a call may have escaped halves of characters, which are no text.
             text = render(request, texts).encode(errors="replace")
-            reply: dict[str, object] = {"length": len(text)}
+            reply: dict[str, object] = {"call": request["call"], "length": len(text)}
         except Exception as error:  # noqa: BLE001 - whatever a template raises is the answer
-            reply = {"error": (str(error) or type(error).__name__)[:MAX_ERROR]}
+            said = (str(error) or type(error).__name__)[:MAX_ERROR]
+            reply = {"call": request["call"], "error": said}
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, reply, text)

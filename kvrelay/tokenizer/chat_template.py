@@ -53,6 +53,7 @@ class ChatTemplate:
         # OpenAI's name for the system role. Few templates know it.
         self._roles = {} if "developer" in template else {"developer": "system"}
         self._turn = asyncio.Lock()
+        self._calls = 0
         self._process: asyncio.subprocess.Process | None = None
         self._closed = False
 
@@ -96,7 +97,9 @@ class ChatTemplate:
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
         texts = _Texts()
+        self._calls += 1
         request = {
+            "call": self._calls,
             "template": self._template,
             "variables": self._variables,
             "messages": [
@@ -159,10 +162,16 @@ class ChatTemplate:
         except OSError as error:
             # TimeoutError is an OSError.
             reason = str(error) or f"no answer within {_START_S:g} s"
+            await self._end()
             raise Unavailable(
                 f"the process of the chat template does not start: {reason}"
             ) from error
+        except BaseException:
+            # The next call would take the line that is still to come for its answer.
+            await self._end()
+            raise
         if not ready:
+            await self._end()
             raise Unavailable(
                 "the process of the chat template does not start; its error is on stderr"
             )
@@ -193,6 +202,11 @@ class ChatTemplate:
                     f"the chat template of the model took longer than {cpu_s:g} s of processor "
                     "time and was stopped; send shorter messages"
                 )
+        if process.returncode == -signal.SIGKILL:
+            raise Unavailable(
+                "the process of the chat template was killed twice; the machine may have no memory "
+                "left"
+            )
         raise InvalidArgument(
             "the chat template of the model ended its process twice; send shorter messages",
             field="messages",
@@ -245,15 +259,17 @@ def _places(message: ChatMessage, role: str, texts: _Texts) -> dict[str, Any]:
 async def _ask(
     process: asyncio.subprocess.Process, request: Mapping[str, Any], texts: list[bytes]
 ) -> dict[str, str] | None:
-    """Returns the reply of the process; None if it ends. Raises InvalidArgument for a long one."""
+    """Returns the reply of the process; None if it ends, or if the reply is that of another call.
+    Raises InvalidArgument for a long reply.
+    """
     assert process.stdin is not None
     process.stdin.write(json.dumps(request).encode() + b"\n")
     process.stdin.writelines(texts)
     line = await _line(process)
-    reply: dict[str, Any] | None = json.loads(line) if line else None
-    if reply is not None and "length" in reply:
-        return await _text(process, reply["length"])
-    return reply
+    reply: dict[str, Any] = json.loads(line) if line else {}
+    if reply.get("call") != request["call"]:
+        return None
+    return await _text(process, reply["length"]) if "length" in reply else reply
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:

@@ -103,6 +103,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "an answer to another conversation is not taken",
+        "kvrelay/tokenizer/chat_template.py",
+        'if reply.get("call") != request["call"]:',
+        "if False:",
+        ("unit/tokenizer/test_chat_template.py::test_an_answer_to_another_call_is_not_taken",),
+    ),
+    Mutant(
         "a template's process that ends is asked again",
         "kvrelay/tokenizer/chat_template.py",
         "for _ in range(2):",

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import threading
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ _MAX_INTEGER = 2**53
 SMALL = Guidance("json_schema", '{"type": "object"}', COMPILER)
 # Characters of llguidance's reason in an error.
 _MAX_REASON = 300
+# Strings, regular expressions and comments of a Lark grammar, and names of special tokens.
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|#[^\n]*|(?P<name><[^<>\s\[@][^<>\s]*>)'
+)
+# Names of special tokens in an error.
+_MOST_NAMES = 10
 # How llguidance writes a place in a grammar, and how a line of the grammar that it shows begins.
 _PLACE, _QUOTED = re.compile(r"(?:at )?(\d+)\((\d+)\): "), re.compile(r" *\d+ \| ")
 
@@ -57,6 +64,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
+        # Token ids of the special tokens by their names, known with the tokenizer.
+        self._special: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def compile(self, guidance: Guidance) -> LLMatcher:
@@ -68,7 +77,9 @@ class GrammarCompiler:
         """
         tokenizer = self.tokenizer
         try:
-            matcher = LLMatcher(tokenizer, _grammar(guidance), log_level=0, limits=LIMITS)
+            matcher = LLMatcher(
+                tokenizer, _grammar(guidance, self._special), log_level=0, limits=LIMITS
+            )
         except ValueError as error:
             raise refusal(_explained(str(error), guidance)) from error
         if matcher.is_error():
@@ -97,11 +108,8 @@ class GrammarCompiler:
             ends = sorted(one for one in self._eos_token_ids if one < size)
             if not ends:
                 raise _unable("it has no end-of-sequence token")
-            return LLTokenizer(
-                _without_names(backend.to_str()),
-                n_vocab=max(size, self._vocab_size),
-                eos_token=ends,
-            )
+            description, self._special = _without_names(backend.to_str(), ends)
+            return LLTokenizer(description, n_vocab=max(size, self._vocab_size), eos_token=ends)
         except (InvalidArgument, KeyboardInterrupt, SystemExit):
             raise
         # Both libraries raise plain Exception, and for a panic in Rust code a BaseException.
@@ -109,8 +117,9 @@ class GrammarCompiler:
             raise _unable(f"its tokenizer is not supported: {error!s:.200}") from error
 
 
-def _without_names(description: str) -> str:
-    """Returns a tokenizer.json whose special tokens have names that occur in no text.
+def _without_names(description: str, ends: Collection[int]) -> tuple[str, dict[str, int]]:
+    """Returns a tokenizer.json whose special tokens have names that occur in no text, and their
+    token ids by their real names. `ends`: further tokens that are special.
 
     llguidance tokenizes text that a grammar prescribes. Where the text contains the name of a
     special token, such as </s>, it would prescribe that token, which ends the answer or is not
@@ -118,21 +127,28 @@ def _without_names(description: str) -> str:
     """
     tokenizer = json.loads(description)
     model, secret = tokenizer["model"], secrets.token_hex(8)
-    names = {
-        one["content"]: f"{secret}-{one['id']}"
-        for one in tokenizer["added_tokens"]
-        if one["special"]
-    }
+    in_dict = isinstance(model["vocab"], dict)
+    pieces = list(model["vocab"].items() if in_dict else map(tuple, model["vocab"]))
+    special = {one["content"]: one["id"] for one in tokenizer["added_tokens"] if one["special"]}
+    ids = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
+    ids |= {text: value if in_dict else place for place, (text, value) in enumerate(pieces)}
+    special |= {text: token for text, token in ids.items() if token in ends}
+    # Pieces of other tokens are text, whatever else they are used for.
+    merges = [
+        pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())
+    ]
+    parts = {part for pair in merges for part in pair}
+    names = {text: f"{secret}-{token}" for text, token in special.items() if text not in parts}
     for one in tokenizer["added_tokens"]:
+        one["special"] = one["content"] in names
         one["content"] = names.get(one["content"], one["content"])
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = {names.get(text, text): token for text, token in vocab.items()}
-    else:
-        model["vocab"] = [[names.get(text, text), score] for text, score in vocab]
+    renamed = [(names.get(text, text), value) for text, value in pieces]
+    model["vocab"] = dict(renamed) if in_dict else renamed
+    if merges:
+        model["merges"] = [pair for pair in merges if "".join(pair) not in names]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-    return json.dumps(tokenizer)
+    return json.dumps(tokenizer), {text: special[text] for text in names}
 
 
 def refusal(reason: str) -> InvalidArgument:
@@ -192,8 +208,10 @@ def _unable(reason: str) -> InvalidArgument:
     )
 
 
-def _grammar(guidance: Guidance) -> str:
-    """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON."""
+def _grammar(guidance: Guidance, special: Mapping[str, int]) -> str:
+    """Returns the grammar in llguidance's own format. Raises ValueError for invalid JSON, and for a
+    special token that the model does not have. special: token ids by name.
+    """
     match guidance.kind:
         case "json_schema":
             if not isinstance(exact_json(guidance.source), dict):
@@ -207,4 +225,19 @@ def _grammar(guidance: Guidance) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(guidance.source)
         case "lark":
-            return LLMatcher.grammar_from_lark(guidance.source)
+            return LLMatcher.grammar_from_lark(_with_token_ids(guidance.source, special))
+
+
+def _with_token_ids(lark: str, special: Mapping[str, int]) -> str:
+    """Returns a Lark grammar with special tokens by number, <[7]> instead of <|user|>."""
+
+    def numbered(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name is None:
+            return found[0]
+        if name not in special:
+            known = ", ".join(sorted(special)[:_MOST_NAMES])
+            raise ValueError(f"{name:.60} is no special token of this model; it has {known}")
+        return f"<[{special[name]}]>"
+
+    return _LARK.sub(numbered, lark)

@@ -52,11 +52,10 @@ class GrammarTrial:
         """
         request = json.dumps({"kind": guidance.kind, "source": guidance.source})
         with self._lock:
-            process = self._started()
             try:
-                reason = self._ask(process, request.encode() + b"\n")
+                reason = self._ask(self._started(), request.encode() + b"\n")
             except BaseException:
-                # The pipe may still contain the answer to this call.
+                # The pipe may still contain an answer, which the next call would take for its own.
                 self._end()
                 raise
         if reason:
@@ -88,10 +87,8 @@ class GrammarTrial:
         )
         unable = _line(process, _START_S)
         if unable is None:
-            self._end()
             raise Unavailable("the process that tries out guidance does not start; retry later")
         if unable:
-            self._end()
             raise InvalidArgument(unable, field="guidance")
         return process
 

@@ -604,6 +604,34 @@ def test_an_asyncio_client_says_that_it_is_of_another_event_loop(method: str) ->
             first.run(client.close())
 
 
+def test_a_stream_that_has_begun_says_that_it_is_of_another_event_loop() -> None:
+    with serving(ScriptedRouter()) as target, asyncio.Runner() as first:
+        client = kvrelay.AsyncClient(target)
+        stream = client.generate("p", max_tokens=3)
+        first.run(anext(stream))
+        with pytest.raises(kvrelay.FailedPrecondition, match="for each event loop, such as"):
+            asyncio.run(stream.result())
+        first.run(client.close())
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_another_event_loop_closes_an_asyncio_client(debug: bool) -> None:
+    router = ScriptedRouter(["hang"])
+    with serving(router) as target, asyncio.Runner(debug=debug) as first:
+        client = kvrelay.AsyncClient(target)
+
+        async def closed_elsewhere() -> None:
+            reader = asyncio.create_task(client.generate("p").result())
+            await asyncio.to_thread(router.hanging.wait, 10)
+            await asyncio.to_thread(asyncio.run, client.close(), debug=debug)
+            with pytest.raises(kvrelay.Cancelled, match="closed"):
+                await reader
+
+        first.run(closed_elsewhere())
+        with pytest.raises(kvrelay.Cancelled, match="closed"):
+            asyncio.run(client.models())
+
+
 async def test_closing_an_asyncio_client_ends_its_readers_with_cancelled() -> None:
     router = ScriptedRouter(["hang"])
     with serving(router) as target:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -234,9 +235,50 @@ async def test_a_process_that_is_killed_in_a_call(template: Template, kills: int
     if kills == 1:
         assert await call == "y"
     else:
-        with pytest.raises(InvalidArgument, match="ended its process twice; send shorter"):
+        with pytest.raises(Unavailable, match="was killed twice; the machine may have no memory"):
             await call
     assert is_gone(pids[0])
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "too late", "killed"])
+async def test_a_start_that_fails_leaves_no_answer_behind(
+    template: Template, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """At each moment of the start of the process that replaces one whose time is over."""
+    chat, started = template(SOMETIMES_ENDLESS + "{{ messages[0].content }}"), asyncio.Event()
+    create = asyncio.create_subprocess_exec
+
+    async def creating(*arguments: Any, **named: Any) -> asyncio.subprocess.Process:
+        process = await create(*arguments, **named)
+        os.kill(process.pid, signal.SIGKILL if ends == "killed" else signal.SIGSTOP)
+        asyncio.get_running_loop().call_soon(started.set)
+        return process
+
+    await chat.render(user("x"))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", creating)
+    monkeypatch.setattr(
+        "kvrelay.tokenizer.chat_template._START_S", 0.1 if ends == "too late" else 60.0
+    )
+    call = asyncio.create_task(chat.render(user("loop"), cpu_s=0.1))
+    await started.wait()
+    if ends == "cancelled":
+        call.cancel()
+    with pytest.raises(asyncio.CancelledError if ends == "cancelled" else DeadlineExceeded):
+        await call
+    monkeypatch.undo()
+    for text in ("a", "b", "c"):
+        assert await chat.render(user(text)) == f"done{text}"
+
+
+async def test_an_answer_to_another_call_is_not_taken(template: Template) -> None:
+    chat = template("{{ messages[0].content }}")
+    await chat.render(user("x"))
+    pid, process = pid_of(chat), chat._process
+    assert process is not None
+    assert process.stdout is not None
+    process.stdout.feed_data(b'{"call": 1, "length": 1}\nx')
+    assert await chat.render(user("y")) == "y"
+    assert is_gone(pid)
 
 
 async def test_no_messages_are_refused(template: Template) -> None:
@@ -333,6 +375,7 @@ def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
         "tools": None,
         "template_kwargs": None,
         "lengths": [4, 0],
+        "call": 1,
         "cpu_s": 600,
         "timeout_s": 0.1,
     }

@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>")
@@ -37,6 +38,10 @@ MODELS: dict[str, Callable[[], models.Model]] = {
     "without": lambda: models.BPE(
         vocab={one: number for number, one in enumerate(LETTERS)}, merges=[]
     ),
+    "merged": lambda: models.BPE(
+        vocab={one: number for number, one in enumerate([*SPECIAL, *LETTERS, "</", "s>"])},
+        merges=[("<", "/"), ("s", ">"), ("</", "s>")],
+    ),
 }
 
 
@@ -45,7 +50,8 @@ def compiler(kind: str, folder: Path) -> tuple[GrammarCompiler, int]:
     tokenizer = Tokenizer(MODELS[kind]())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([one for one in SPECIAL if one != "</s>"])
+    tokenizer.add_tokens(["</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id("</s>")
     return GrammarCompiler(str(folder), tokenizer.get_vocab_size(), frozenset({eos})), eos
@@ -87,3 +93,42 @@ def test_text_with_names_of_special_tokens(compiled: tuple[GrammarCompiler, int]
         assert written(grammars, grammars.compile(guidance), eos, random) == answer
 
     is_written()
+
+
+def test_a_special_token_that_others_are_made_of_keeps_its_name(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"!": 0, "a": 1, "!!": 2, "$": 3}, merges=[("!", "!")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["!", "$"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    grammars = GrammarCompiler(str(tmp_path), 4, frozenset({3}))
+    matcher = grammars.compile(Guidance("regex", "a!!a"))
+    assert written(grammars, matcher, 3, Random(0)) == "a!!a"
+
+
+def test_a_lark_grammar_names_special_tokens(compiled: tuple[GrammarCompiler, int]) -> None:
+    grammars, _ = compiled
+    user = grammars.tokenizer.tokenize_str("a")
+    source = r"""
+// <none> of this "<none>
+start: <|user|> "<|user|>" /a<|user|>\/"/ other  # <none>
+other: "\"<none>"
+"""
+    matcher = grammars.compile(Guidance("lark", source))
+    mask = np.zeros((grammars.tokenizer.vocab_size + 31) // 32, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    (first,) = [one for one in range(len(mask) * 32) if mask[one // 32] >> one % 32 & 1]
+    assert grammars.tokenizer.is_special_token(first)
+    assert matcher.try_consume_tokens([first, *user]) == 1
+    text = '<|user|>a<|user|>/""<none>'
+    token_ids = [one for letter in text for one in grammars.tokenizer.tokenize_str(letter)]
+    assert matcher.try_consume_tokens(token_ids) > 0
+
+
+def test_a_lark_grammar_with_an_unknown_special_token(
+    compiled: tuple[GrammarCompiler, int],
+) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"<none> is no special token of this model; it has </s>, <s>, <unk>"
+    ):
+        compiled[0].compile(Guidance("lark", "start: <none>"))
