@@ -134,6 +134,7 @@ class AsyncStream(BaseStream):
         return self
 
     async def __anext__(self) -> wire.GenerateResponse:
+        self._client._raise_if_elsewhere()
         while not self._finished():
             try:
                 if self._receive(response := await self._read()):
@@ -207,7 +208,6 @@ class AsyncStream(BaseStream):
             self._call = client._channels_to(index).generate(
                 request, timeout=timeout, metadata=client._metadata
             )
-        client._raise_if_elsewhere()
         try:
             message = await self._call.read()
         except asyncio.CancelledError:

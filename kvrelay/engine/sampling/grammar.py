@@ -46,7 +46,8 @@ SMALL = Guidance("json_schema", '{"type": "object"}', COMPILER)
 _MAX_REASON = 300
 # Strings, regular expressions and comments of a Lark grammar, and names of special tokens.
 _LARK = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|#[^\n]*|(?P<name><[^<>\s\[@][^<>\s]*>)'
+    r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/|#[^\n]*|(?P<name><[^<>\s\[@][^<>\s]*>)',
+    re.DOTALL,
 )
 # Names of special tokens in an error.
 _MOST_NAMES = 10
@@ -129,7 +130,12 @@ def _without_names(description: str, ends: Collection[int]) -> tuple[str, dict[s
     model, secret = tokenizer["model"], secrets.token_hex(8)
     in_dict = isinstance(model["vocab"], dict)
     pieces = list(model["vocab"].items() if in_dict else map(tuple, model["vocab"]))
-    special = {one["content"]: one["id"] for one in tokenizer["added_tokens"] if one["special"]}
+    # llguidance takes added tokens in angle brackets for special too.
+    special = {
+        one["content"]: one["id"]
+        for one in tokenizer["added_tokens"]
+        if one["special"] or re.fullmatch("<.*>", one["content"], re.DOTALL)
+    }
     ids = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
     ids |= {text: value if in_dict else place for place, (text, value) in enumerate(pieces)}
     special |= {text: token for text, token in ids.items() if token in ends}
@@ -174,6 +180,8 @@ def _explained(reason: str, guidance: Guidance) -> str:
         reason = f"line {place[1]}, column {place[2]}: {reason[place.end() :]}"
     if guidance.kind == "lark" and "::=" in guidance.source:
         reason += "; rules are written as in Lark, name: ..., not name ::= ..."
+    # The names of all tokens follow, which are not those of the model.
+    reason = reason.partition("; following special tokens are available")[0]
     if "too big" in reason:
         reason += "; use fewer or simpler rules, patterns and limits of numbers"
     return reason

@@ -54,6 +54,14 @@ class GrammarTrial:
         with self._lock:
             try:
                 reason = self._ask(self._started(), request.encode() + b"\n")
+                if reason is None:
+                    self._end()
+                    reason = self._ask(self._started(), request.encode() + b"\n")
+                if reason is None:
+                    raise Unavailable(
+                        "the process that tries out guidance was killed twice; the machine may "
+                        "have no memory left"
+                    )
             except BaseException:
                 # The pipe may still contain an answer, which the next call would take for its own.
                 self._end()
@@ -92,7 +100,8 @@ class GrammarTrial:
             raise InvalidArgument(unable, field="guidance")
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> str:
+    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> str | None:
+        """Returns why the guidance is not accepted, or nothing; None if the process was killed."""
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(request)
@@ -100,10 +109,13 @@ class GrammarTrial:
         reason = _line(process, _ANSWER_S)
         if reason is not None:
             return reason
-        if process.wait() == -signal.SIGVTALRM:
+        code = process.wait()
+        if code == -signal.SIGVTALRM:
             why = f"it takes more than {CPU_S:g} s to compile; use fewer or shorter rules"
         elif self._closed:
             raise Unavailable("guidance is not accepted any more, because the process shuts down")
+        elif code in (-signal.SIGKILL, -signal.SIGTERM):
+            return None
         else:
             why = "compiling it ends the process; use fewer nested rules"
         raise refusal(why)

@@ -611,6 +611,7 @@ def test_a_stream_that_has_begun_says_that_it_is_of_another_event_loop() -> None
         first.run(anext(stream))
         with pytest.raises(kvrelay.FailedPrecondition, match="for each event loop, such as"):
             asyncio.run(stream.result())
+        assert len(first.run(stream.result()).token_ids) == 3
         first.run(client.close())
 
 

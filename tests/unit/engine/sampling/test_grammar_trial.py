@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+
 import pytest
 from support.guided_model import DEMO, EOS, VOCAB
 
@@ -23,6 +27,39 @@ def test_a_start_that_takes_too_long_leaves_no_answer_behind(
         for _ in range(2):
             with pytest.raises(InvalidArgument, match="not accepted"):
                 trial.check(Guidance("regex", "("))
+            trial.check(Guidance("regex", "a"))
+    finally:
+        trial.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_is_asked_again(number: signal.Signals) -> None:
+    """As it is when the machine has no memory left: no grammar is to blame."""
+    trial = GrammarTrial(DEMO, VOCAB, frozenset({EOS}))
+    try:
+        trial.warm_up()
+        assert trial._process is not None
+        os.kill(trial._process.pid, signal.SIGSTOP)
+        os.kill(trial._process.pid, number)
+        if number is signal.SIGTERM:
+            os.kill(trial._process.pid, signal.SIGCONT)
+        trial.check(Guidance("regex", "a"))
+    finally:
+        trial.close()
+
+
+def test_a_process_that_is_always_killed_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = GrammarTrial(DEMO, VOCAB, frozenset({EOS}))
+    started = trial._started
+
+    def stopped() -> subprocess.Popen[bytes]:
+        process = started()
+        process.kill()
+        return process
+
+    monkeypatch.setattr(trial, "_started", stopped)
+    try:
+        with pytest.raises(Unavailable, match="killed twice"):
             trial.check(Guidance("regex", "a"))
     finally:
         trial.close()

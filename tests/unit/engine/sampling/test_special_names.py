@@ -21,7 +21,9 @@ from kvrelay.engine.sampling.grammar import GrammarCompiler
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
-SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>")
+SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>", "<tool>")
+# Added to the vocabulary, but not as special tokens.
+PLAIN = ("</s>", "<tool>")
 EOS = 2
 LETTERS = sorted(set('"\\<>/|_,:[]{}0123456789 abcdefghijklmnopqrstuvwxyz'))
 MODELS: dict[str, Callable[[], models.Model]] = {
@@ -50,8 +52,8 @@ def compiler(kind: str, folder: Path) -> tuple[GrammarCompiler, int]:
     tokenizer = Tokenizer(MODELS[kind]())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([one for one in SPECIAL if one != "</s>"])
-    tokenizer.add_tokens(["</s>"])
+    tokenizer.add_special_tokens([one for one in SPECIAL if one not in PLAIN])
+    tokenizer.add_tokens(list(PLAIN))
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id("</s>")
     return GrammarCompiler(str(folder), tokenizer.get_vocab_size(), frozenset({eos})), eos
@@ -125,10 +127,34 @@ other: "\"<none>"
     assert matcher.try_consume_tokens(token_ids) > 0
 
 
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [
+        ('start: /a\n<b>/ "c"', "a"),
+        ('start: /a\n"/ <|user|> "z"', "a"),
+        ("start: /a\n#b/ <|user|>", "a"),
+        ('A: /b\n"<user>\n/x\nstart: A', "b"),
+        ("start: <tool> /a/", "<tool>"),
+    ],
+)
+def test_names_in_other_places_of_a_lark_grammar(
+    compiled: tuple[GrammarCompiler, int], source: str, first: str
+) -> None:
+    grammars, _ = compiled
+    matcher = grammars.compile(Guidance("lark", source))
+    mask = np.zeros((grammars.tokenizer.vocab_size + 31) // 32, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    (token,) = [one for one in range(len(mask) * 32) if mask[one // 32] >> one % 32 & 1]
+    assert grammars.tokenizer.is_special_token(token) == first.startswith("<")
+    if not first.startswith("<"):
+        assert grammars.tokenizer.decode_str([token]) == first
+
+
 def test_a_lark_grammar_with_an_unknown_special_token(
     compiled: tuple[GrammarCompiler, int],
 ) -> None:
     with pytest.raises(
-        InvalidArgument, match=r"<none> is no special token of this model; it has </s>, <s>, <unk>"
+        InvalidArgument,
+        match=r"<none> is no special token of this model; it has </s>, <s>, <tool>, <unk>",
     ):
         compiled[0].compile(Guidance("lark", "start: <none>"))
