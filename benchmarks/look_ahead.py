@@ -104,14 +104,16 @@ def profile(start_s: float) -> Profile:
     return Profile(replace(costs, start_s=start_s), int(kv.bytes_per_token), 32_768, 32_000)
 
 
-def policy_file(name: str, folder: Path, most: int) -> Path:
-    """Writes a shipped policy with the bounds and objectives of this comparison."""
+def policy_file(
+    name: str, folder: Path, most: int, ttft_ms: float = TTFT_MS, itl_ms: float = ITL_MS
+) -> Path:
+    """Writes a shipped policy with the bounds and objectives of a comparison."""
     policy: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     for pool in ("prefill", "decode"):
         policy[pool]["max_replicas"] = most
         for metric in policy[pool]["metrics"]:
             if metric["name"] in ("slo", "ttft_p95_ms", "itl_p95_ms"):
-                limit = TTFT_MS if pool == "prefill" else ITL_MS
+                limit = ttft_ms if pool == "prefill" else itl_ms
                 key = {"prefill": "ttft_ms", "decode": "itl_ms"}[pool]
                 metric[key if metric["name"] == "slo" else "target"] = limit
     if "profile" in policy:

@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
+from look_ahead import policy_file
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +42,6 @@ from kvrelay.loadtest.workload import Workload
 from kvrelay.percentiles import percentile
 from kvrelay.planning.profile import Profile
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs" / "autoscaling"
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 5000
 TTFT_MS, ITL_MS = 1000.0, 100.0
@@ -100,20 +99,6 @@ def slowed(profile: Profile, share: float) -> Profile:
         if one.name.startswith(("prefill_", "decode_", "handoff_"))
     }
     return replace(profile, costs=replace(costs, **steps))
-
-
-def policy_file(name: str, folder: Path) -> Path:
-    """Writes a shipped policy with the bounds and objectives of this comparison."""
-    policy: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    for pool in ("prefill", "decode"):
-        policy[pool]["max_replicas"] = MOST_WORKERS
-        for metric in policy[pool]["metrics"]:
-            if metric["name"] == "slo":
-                key = {"prefill": "ttft_ms", "decode": "itl_ms"}[pool]
-                metric[key] = TTFT_MS if pool == "prefill" else ITL_MS
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(policy))
-    return path
 
 
 async def run(policy: Path, share: float, load: Workload) -> Report:
@@ -201,7 +186,9 @@ def main(
         (Path(folder) / "profile.json").write_text(json.dumps(worker.to_json()))
         for name in policy or ("queue-depth", "look-ahead"):
             log.print(name)
-            report = asyncio.run(run(policy_file(name, Path(folder)), share, load))
+            report = asyncio.run(
+                run(policy_file(name, Path(folder), MOST_WORKERS, TTFT_MS, ITL_MS), share, load)
+            )
             save(report, out / f"ramp-{name}.json")
             table.add_row(*row(name, report))
     Console(width=100).print(table)

@@ -148,6 +148,14 @@ class ChatTemplate:
             return self._process
         await self._end()
         try:
+            return await self._start()
+        except BaseException:
+            # The next call would take the line that is still to come for its answer.
+            await self._end()
+            raise
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", str(_RENDERER)),
                 stdin=asyncio.subprocess.PIPE,
@@ -162,16 +170,10 @@ class ChatTemplate:
         except OSError as error:
             # TimeoutError is an OSError.
             reason = str(error) or f"no answer within {_START_S:g} s"
-            await self._end()
             raise Unavailable(
                 f"the process of the chat template does not start: {reason}"
             ) from error
-        except BaseException:
-            # The next call would take the line that is still to come for its answer.
-            await self._end()
-            raise
         if not ready:
-            await self._end()
             raise Unavailable(
                 "the process of the chat template does not start; its error is on stderr"
             )

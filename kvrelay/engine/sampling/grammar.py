@@ -140,9 +140,7 @@ def _without_names(description: str, ends: Collection[int]) -> tuple[str, dict[s
     ids |= {text: value if in_dict else place for place, (text, value) in enumerate(pieces)}
     special |= {text: token for text, token in ids.items() if token in ends}
     # Pieces of other tokens are text, whatever else they are used for.
-    merges = [
-        pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())
-    ]
+    merges = model.get("merges", ())
     parts = {part for pair in merges for part in pair}
     names = {text: f"{secret}-{token}" for text, token in special.items() if text not in parts}
     for one in tokenizer["added_tokens"]:

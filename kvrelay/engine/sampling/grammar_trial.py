@@ -53,11 +53,11 @@ class GrammarTrial:
         request = json.dumps({"kind": guidance.kind, "source": guidance.source})
         with self._lock:
             try:
-                reason = self._ask(self._started(), request.encode() + b"\n")
-                if reason is None:
-                    self._end()
+                for _ in range(2):
                     reason = self._ask(self._started(), request.encode() + b"\n")
-                if reason is None:
+                    if reason is not None:
+                        break
+                else:
                     raise Unavailable(
                         "the process that tries out guidance was killed twice; the machine may "
                         "have no memory left"
