@@ -24,9 +24,10 @@ demo: venv
 
 # JOBS processes run the unit tests; each file runs in one process. CLUSTER_JOBS processes run the
 # tests of whole clusters. Tests that share a cluster run in one process, so the cluster starts
-# once.
-JOBS ?= 6
-CLUSTER_JOBS ?= 2
+# once. Tests start hundreds of processes, so what is compiled is kept.
+unexport PYTHONDONTWRITEBYTECODE
+JOBS ?= 4
+CLUSTER_JOBS ?= 3
 CLUSTERS := tests/cluster tests/faults
 PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'
 test: venv lint

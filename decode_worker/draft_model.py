@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from decode_worker.draft_passes import DraftRequest, run_draft_passes
-from decode_worker.proposer import right_guesses
+from decode_worker.proposer import accepted_drafts
 from kvrelay.engine.kvcache.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.context import WorkerContext
@@ -50,7 +50,7 @@ class _DraftKv:
 
     def rewind(self, sequence: Sequence) -> None:
         """Keeps the KV of the draft tokens that the sequence has. The rest is overwritten later."""
-        kept = right_guesses(sequence.tokens, self.length, self.ahead)
+        kept = accepted_drafts(sequence.tokens, self.length, self.ahead)
         # The next pass needs a token.
         self.length = min(self.length + kept, len(sequence.tokens) - 1)
         self.ahead = self.draft = ()

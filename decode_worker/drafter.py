@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from decode_worker.draft_depth import DraftDepth
 from decode_worker.ngram import NgramProposer
-from decode_worker.proposer import Proposer, right_guesses
+from decode_worker.proposer import Proposer, accepted_drafts
 from decode_worker.suffix import SuffixProposer
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.worker.sequence import Sequence
@@ -75,7 +75,7 @@ class Drafter:
         end = len(sequence.tokens)
         if end == drafted.start:
             return
-        right = right_guesses(sequence.tokens, drafted.start, drafted.draft)
+        right = accepted_drafts(sequence.tokens, drafted.start, drafted.draft)
         drafted.depth.learn(len(drafted.draft), right)
         drafted.start, drafted.draft = end, ()
 

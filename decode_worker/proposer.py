@@ -8,13 +8,13 @@ from typing import Protocol
 from kvrelay.worker.sequence import Sequence
 
 
-def right_guesses(tokens: SequenceOf[int], start: int, guesses: SequenceOf[int]) -> int:
-    """Returns how many of the guesses for the tokens from index `start` are right, up to the first
-    that is wrong or has no token yet.
+def accepted_drafts(tokens: SequenceOf[int], start: int, drafts: SequenceOf[int]) -> int:
+    """Returns how many drafts for the tokens from index `start` are right, up to the first that is
+    wrong or has no token yet.
     """
     right = 0
-    for index, guess in enumerate(guesses, start):
-        if index >= len(tokens) or tokens[index] != guess:
+    for index, draft in enumerate(drafts, start):
+        if index >= len(tokens) or tokens[index] != draft:
             break
         right += 1
     return right

@@ -45,7 +45,7 @@ def controller(
     """
     from kvrelay.config.config_file import load_config
     from kvrelay.launch.model_controller import ModelPools
-    from kvrelay.launch.ray_address import check_ray_address, check_reachable
+    from kvrelay.launch.ray.address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
 
     loaded = load_config(config)
@@ -74,7 +74,7 @@ async def _control(
     """
     from kvrelay.launch.launcher import require_gpus
     from kvrelay.launch.model_controller import ModelController
-    from kvrelay.launch.ray_cluster import RayCluster, local_cpus
+    from kvrelay.launch.ray.cluster import RayCluster, local_cpus
     from kvrelay.launch.worker_template import Template
     from kvrelay.models import resolve_model
     from kvrelay.process.loop_stall import LoopStalls

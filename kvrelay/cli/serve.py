@@ -54,7 +54,7 @@ def serve(
 
     Example: kvrelay serve demo --prefill 1 --decode 2
     """
-    from kvrelay.launch.ray_address import check_ray_address, check_reachable
+    from kvrelay.launch.ray.address import check_ray_address, check_reachable
     from kvrelay.process.telemetry import configure_logging
     from router.process import end_now
 

@@ -47,7 +47,7 @@ MAX_PUTS = 8
 # Of these, puts of one connection. A worker has one at a time.
 MAX_OWN_PUTS = 2
 # Seconds that a call may wait for its worker, and bytes that it has to move in each second more.
-PATIENCE_S, RATE = 5.0, 2**24
+WAIT_S, RATE = 5.0, 2**24
 # Seconds that a Put may wait with a large block, which is read one at a time.
 HURRY_S = 1.0
 
@@ -154,14 +154,14 @@ class KvStoreService:
         """Ends early, without an error, if the worker reads too slowly: an aborted call would keep
         its block until the worker has read the frames before.
         """
-        patience = _Patience()
+        budget = _WaitBudget()
         for frame in frames_of(self._leading(named)):
             try:
-                async with patience.waiting():
+                async with budget.waiting():
                     await write(frame)
             except TimeoutError:
                 return
-            patience.moved(len(frame))
+            budget.moved(len(frame))
 
     async def _put(self, frames: AsyncIterator[bytes]) -> transfer_pb.KvReceipt:
         arrival = _Arrival(frames)
@@ -247,12 +247,12 @@ def _check(peer: Protocol) -> None:
     ours().check(peer, "the worker")
 
 
-class _Patience:
+class _WaitBudget:
     """The time that a call may wait for its worker, which has to move bytes at a rate."""
 
     def __init__(self) -> None:
         # Seconds that the call may wait at most, and still.
-        self.most = self._left = PATIENCE_S
+        self.most = self._left = WAIT_S
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -278,28 +278,28 @@ class _Arrival:
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
-        self._patience = _Patience()
+        self._budget = _WaitBudget()
 
     async def next(self) -> bytes:
         """The next frame. Raises InvalidArgument at the end, and DeadlineExceeded for a Put that is
         too slow.
         """
         try:
-            async with self._patience.waiting():
+            async with self._budget.waiting():
                 data = await anext(self._frames)
         except StopAsyncIteration:
             raise InvalidArgument("the Put ended before all of its blocks had arrived") from None
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the Put is too slow: it may wait for {self._patience.most:g} s, and a second "
+                f"the Put is too slow: it may wait for {self._budget.most:g} s, and a second "
                 f"longer for each {RATE >> 20} MiB that it brings"
             ) from None
-        self._patience.moved(len(data))
+        self._budget.moved(len(data))
         return data
 
     def hurry(self) -> None:
         """Lets the Put wait for less: others wait for it."""
-        self._patience.limit(HURRY_S)
+        self._budget.limit(HURRY_S)
 
 
 def _undamaged(records: Records, data: bytes) -> Iterator[memoryview]:

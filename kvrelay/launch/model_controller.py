@@ -18,7 +18,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.launch.failed_start import FailedStarts
 from kvrelay.launch.launcher import RayLauncher
-from kvrelay.launch.ray_cluster import RayCluster
+from kvrelay.launch.ray.cluster import RayCluster
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials

@@ -101,7 +101,7 @@ def _connector(config: ClusterConfig, pool: PoolName) -> dict[str, Any]:
         }
     return {
         "kv_connector": NIXL_CONNECTOR,
-        "kv_connector_module_path": "kvrelay.vllm_engine.nixl_connector",
+        "kv_connector_module_path": "kvrelay.vllm_engine.nixl.connector",
         "kv_role": "kv_producer" if pool == "prefill" else "kv_consumer",
         "kv_connector_extra_config": {
             "kv_lease_duration": max(_SHORTEST_HOLD_S, math.ceil(config.transfer.lease_s)),

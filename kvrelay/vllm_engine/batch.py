@@ -8,7 +8,7 @@ from kvrelay.protocol_version import KV_INDEX, PROMPT_LOGPROBS
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.exchange import EXCHANGE
 from kvrelay.vllm_engine.model import VllmModel
-from kvrelay.vllm_engine.remote_reads import RemoteReads
+from kvrelay.vllm_engine.nixl.remote_reads import RemoteReads
 from kvrelay.vllm_engine.scheduler import Limits, VllmScheduler
 from kvrelay.vllm_engine.step_loop import VllmStepLoop
 from kvrelay.worker.context import WorkerContext

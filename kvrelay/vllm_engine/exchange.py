@@ -14,7 +14,7 @@ import torch
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import KvRelayError
 from kvrelay.vllm_engine.block_copier import BlockCopier
-from kvrelay.vllm_engine.remote_reads import RemoteRead
+from kvrelay.vllm_engine.nixl.remote_reads import RemoteRead
 from kvrelay.worker.sequence import Sequence
 
 # Key of the sequence's name in vLLM's SamplingParams.extra_args.

@@ -13,7 +13,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.vllm_engine.engine import Start, StepResult
 from kvrelay.vllm_engine.exchange import Exchange, Exchanged
-from kvrelay.vllm_engine.remote_reads import RemoteRead, RemoteReads
+from kvrelay.vllm_engine.nixl.remote_reads import RemoteRead, RemoteReads
 from kvrelay.wire.kv_frame import VllmBlocks
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.steps.prompt_rate import PromptRate

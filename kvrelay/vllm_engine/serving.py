@@ -18,7 +18,7 @@ from kvrelay.vllm_engine.arguments import hands_over, staging_bytes
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.engine_config import not_handed_over
 from kvrelay.vllm_engine.model import VllmModel
-from kvrelay.vllm_engine.side_channel import side_channel
+from kvrelay.vllm_engine.nixl.side_channel import side_channel
 from kvrelay.vllm_engine.thread import VllmThread
 from kvrelay.vllm_engine.version_check import check_version
 from kvrelay.worker.context import Identity, WorkerContext

@@ -29,6 +29,7 @@ def check(found: Report, adapters: int, rounds: int) -> None:
         assert max(growth) < WARM_UP + 3 * found.adapter_bytes, name
 
 
+@pytest.mark.long
 async def test_adapters_come_and_go_under_load(tmp_path: Path) -> None:
     adapters = 2 * UNLOADED
     check(await run(tmp_path, adapters=adapters, answers=30), adapters, 1)

@@ -138,6 +138,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
             await client.close()
 
 
+@pytest.mark.long
 async def test_the_models_are_one_version(cluster: Cluster) -> None:
     long, short = await cluster.ask(LONG), await cluster.ask(SHORT)
     assert long.json()["system_fingerprint"] == short.json()["system_fingerprint"]
@@ -207,6 +208,7 @@ async def test_thinking_is_limited_for_each_tenant_in_both(cluster: Cluster) -> 
         assert [one.index(END) for one in limited] == [length, length]
 
 
+@pytest.mark.long
 async def test_adapters_of_one_do_not_touch_the_other(cluster: Cluster, tmp_path: Path) -> None:
     base = Path(DEMO)
     small, other = (save_adapter(tmp_path / f"{i}", base, seed=i) for i in (1, 2))
@@ -245,6 +247,7 @@ async def test_adapters_of_one_do_not_touch_the_other(cluster: Cluster, tmp_path
         await cluster.unload(name)
 
 
+@pytest.mark.long
 async def test_one_sleeps_and_the_other_does_not(cluster: Cluster, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "lora", Path(DEMO), seed=4)
     await cluster.load(LONG, "lora-long", folder)

@@ -113,6 +113,7 @@ async def test_models_answer_die_and_sleep_apart(tmp_path: Path) -> None:
         assert dict(zip(folders, again, strict=True)) == expected
 
 
+@pytest.mark.long
 async def test_models_with_the_same_files_stay_apart(tmp_path: Path) -> None:
     """Two entries with one folder, and one with a copy: they have the same fingerprint."""
     folder = build("llama", tmp_path / "llama")

@@ -31,6 +31,7 @@ AS_RECORDED = {
 
 
 @pytest.mark.parametrize("state", STATES)
+@pytest.mark.sweep(2)
 async def test_row_04_cancelled_in_each_state(fleet: Fleet, state: str) -> None:
     async with fleet.case(Invariant.BLOCKS) as case:
         fault = record(case, f"cancelled while {state}")

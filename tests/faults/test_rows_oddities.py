@@ -26,6 +26,7 @@ LENGTH = 150  # tokens: enough steps to tell
 SHORT = timedelta(seconds=3)
 
 
+@pytest.mark.long
 async def test_row_26_a_worker_ten_times_as_slow(fleet: Fleet) -> None:
     """It is ejected: what comes later goes to the other one, but for a probe."""
     await fleet.learn(PROMPT, OTHER, max_tokens=LENGTH)

@@ -27,6 +27,7 @@ OUTAGE_S = {
 
 
 @pytest.mark.parametrize("way", ["killed", "flushed", "stalled", "read-only"])
+@pytest.mark.sweep(2)
 async def test_row_17_redis(fleet: Fleet, way: str) -> None:
     """Streams go on and new requests are served, where they were placed. Afterwards the workers are
     registered again.

@@ -82,6 +82,7 @@ async def test_row_14_each_method_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("method", CASES)
+@pytest.mark.sweep(3)
 async def test_row_14_an_answer_is_lost_and_the_call_repeated(
     launcher: FleetLauncher, method: str
 ) -> None:

@@ -23,7 +23,7 @@ KNOWN = {
     "listeners for the processes of one router",
     "router/siblings.py": "a Unix socket in a folder of this user's, which none other can enter",
     "kvrelay/launch/checks/preflight.py": "sends nothing: whether loopback answers",
-    "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
+    "kvrelay/launch/ray/probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "
     "other can enter",
     "kvrelay/launch/template_process.py": "the same socket, taken over from the parent",
@@ -36,7 +36,7 @@ KNOWN = {
     "kvrelay/client/admin.py": "an operator's, as it was told",
     "router/api/http/server.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",
-    "kvrelay/vllm_engine/side_channel.py": "sends nothing: keeps a port for vllm-nixl, "
+    "kvrelay/vllm_engine/nixl/side_channel.py": "sends nothing: keeps a port for vllm-nixl, "
     "which is only taken when asked for by name",
     "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "
     "processes that it started",

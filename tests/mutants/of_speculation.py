@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         "the draft model's KV of a wrong draft is computed again",
         "decode_worker/proposer.py",
-        "if index >= len(tokens) or tokens[index] != guess:",
+        "if index >= len(tokens) or tokens[index] != draft:",
         "if index >= len(tokens):",
         (KV_TEST,),
     ),

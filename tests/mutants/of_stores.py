@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "a read whose worker does not read ends",
         SERVICE,
-        "                async with patience.waiting():\n                    await write(frame)",
+        "                async with budget.waiting():\n                    await write(frame)",
         "                await write(frame)",
         (f"{PUTS}test_a_read_whose_worker_does_not_read_ends",),
     ),

@@ -2,9 +2,9 @@
 
     python tests/mutants/run.py [WORD ...]     only mutants whose name has one of the words
 
-All happens in a copy of the source tree, which is gone afterwards. The tests are run once with
-nothing taken out, since a test that fails anyway catches nothing. Exit code 1 if a mutant survives
-or does not apply any more.
+All happens in copies of the source tree, one for each core, which are gone afterwards. The tests
+are run once with nothing taken out, since a test that fails anyway catches nothing. Exit code 1 if
+a mutant survives or does not apply any more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib.util import cache_from_source
 from pathlib import Path
+from queue import SimpleQueue
 
 # The packages that folders of tests are named after
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -54,21 +58,22 @@ class Copy:
                 shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, root / name)
-        self._environment = {
-            **os.environ,
-            "PYTHONPATH": str(root),
-            # A mutant may be as old and as long as what was compiled before it
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        self._environment = {**os.environ, "PYTHONPATH": str(root)}
+        # Each mutant starts processes, which would compile everything anew.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         where = self._python(
             "-c", "import router, kvrelay; print(kvrelay.__file__, router.__file__)"
         ).stdout
         if where.split() != [str(root / one / "__init__.py") for one in ("kvrelay", "router")]:
             raise SystemExit(f"the copy in {root} is not what would be tested, but {where}")
 
-    def outcome(self, *tests: str) -> subprocess.CompletedProcess[str]:
-        """Of pytest, up to the first that fails. Raises DoesNotApply if they cannot be run."""
+    def outcome(self, *tests: str, jobs: int = 0) -> subprocess.CompletedProcess[str]:
+        """Returns what pytest said, up to the first that fails. jobs: processes beside pytest's
+        own. Raises DoesNotApply if they cannot be run.
+        """
         options = ["-x", "-p", "no:cacheprovider", "--tb=line", "--timeout", str(TEST_S)]
+        if jobs:
+            options += ["-n", str(jobs), "--dist", "loadfile"]
         done = self._python("-m", "pytest", *options, *(f"tests/{test}" for test in tests))
         if done.returncode not in (NO_TESTS_FAILED, SOME_TESTS_FAILED):
             raise DoesNotApply(
@@ -84,17 +89,24 @@ class Copy:
         """
         path = self.root / mutant.file
         whole = path.read_text()
-        path.write_text(mutant.source(self.root))
+        self._write(path, mutant.source(self.root))
         begin = time.monotonic()
         try:
             passed = [
                 test for test in mutant.tests if self.outcome(test).returncode == NO_TESTS_FAILED
             ]
         finally:
-            path.write_text(whole)
+            self._write(path, whole)
         if passed:
             raise Survived(", ".join(passed))
         return time.monotonic() - begin
+
+    def _write(self, path: Path, source: str) -> None:
+        """Replaces a file, and what was compiled of it: the file may be as old and as long as
+        before.
+        """
+        path.write_text(source)
+        Path(cache_from_source(path)).unlink(missing_ok=True)
 
     def _python(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -111,6 +123,28 @@ class Survived(Exception):
     """The tests that passed without the safeguard."""
 
 
+class Copies:
+    """Copies of the source tree, each of which has one mutant at a time."""
+
+    def __init__(self, copies: list[Copy]) -> None:
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for copy in copies:
+            self._free.put(copy)
+
+    def verdict(self, mutant: Mutant) -> tuple[bool, str]:
+        """Returns whether the mutant was caught, and a text about it."""
+        copy = self._free.get()
+        try:
+            seconds = copy.without(mutant)
+            return True, f"caught   {seconds:5.1f} s  {', '.join(mutant.tests)}"
+        except Survived as survivors:
+            return False, f"SURVIVED          {survivors} passed without it"
+        except DoesNotApply as error:
+            return False, f"DOES NOT APPLY    {error}"
+        finally:
+            self._free.put(copy)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,31 +154,26 @@ def main() -> int:
     chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
     if not chosen:
         parser.error(f"no mutant's name has {' or '.join(words)} in it")
+    jobs = min(len(chosen), os.cpu_count() or 1)
     bad = 0
-    with tempfile.TemporaryDirectory(prefix="kvrelay-mutants-") as folder:
-        copy = Copy(Path(folder))
+    with ExitStack() as folders:
+        copies = [
+            Copy(
+                Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-mutants-")))
+            )
+            for _ in range(jobs)
+        ]
         tests = sorted({test for one in chosen for test in one.tests})
-        whole = copy.outcome(*tests)
+        whole = copies[0].outcome(*tests, jobs=jobs)
         if whole.returncode != NO_TESTS_FAILED:
             print(f"{whole.stdout}\nthis fails with nothing taken out")
             return 1
         width = max(len(one.name) for one in chosen)
-        for one in chosen:
-            try:
-                seconds = copy.without(one)
-                print(
-                    f"{one.name:{width}}  caught   {seconds:5.1f} s  {', '.join(one.tests)}",
-                    flush=True,
-                )
-            except Survived as survivors:
-                bad += 1
-                print(
-                    f"{one.name:{width}}  SURVIVED          {survivors} passed without it",
-                    flush=True,
-                )
-            except DoesNotApply as error:
-                bad += 1
-                print(f"{one.name:{width}}  DOES NOT APPLY    {error}", flush=True)
+        with ThreadPoolExecutor(jobs) as pool:
+            verdicts = pool.map(Copies(copies).verdict, chosen)
+            for one, (caught, text) in zip(chosen, verdicts, strict=True):
+                bad += not caught
+                print(f"{one.name:{width}}  {text}", flush=True)
     print(f"{len(chosen) - bad} of {len(chosen)} mutants were caught")
     return 1 if bad else 0
 

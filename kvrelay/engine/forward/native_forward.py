@@ -185,6 +185,6 @@ class NativeForward:
         found = self(second)
         atol = 32 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
         if not torch.allclose(found, wanted, rtol=0, atol=atol):
-            self.not_captured = "a recorded step does not give what the model gives"
+            self.not_captured = "a captured graph does not give what the model gives"
         self._captured.clear()
         self._met.clear()

@@ -25,6 +25,7 @@ TRIES = 5
         ("anthropic", ["tool loop, streamed", "parse with tools"], []),
     ],
 )
+@pytest.mark.sweep(2)
 async def test_client(
     cluster: RunningCluster, tmp_path: Path, name: str, killed: list[str], others: list[str]
 ) -> None:

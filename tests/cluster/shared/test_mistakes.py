@@ -101,6 +101,7 @@ async def typed(command: list[str]) -> tuple[int | None, str, str]:
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(("line", "code", "words"), MISTAKES, ids=[one[0] for one in MISTAKES])
+@pytest.mark.sweep(3)
 async def test_a_mistake_gives_one_line_that_says_what_to_do(
     line: str,
     code: int,

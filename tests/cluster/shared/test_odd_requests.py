@@ -95,6 +95,7 @@ async def test_each_field_over_its_range(cluster: RunningCluster, path: str) -> 
 
 
 @pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.sweep(3)
 async def test_a_stream_says_what_the_whole_answer_says(cluster: RunningCluster, path: str) -> None:
     strategy, said, streamed = DIALECTS[path]
 

@@ -107,9 +107,9 @@ async def test_a_stream_outlives_the_controller_and_all_its_workers(
 
 @pytest.mark.long
 async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
-    """Its GCS. The stream goes on, and a wish for more workers waits. Then Ray ends the raylet, the
-    workers and the controller, and those that come instead bring the pools to the wanted sizes,
-    once.
+    """Its GCS. The stream goes on, and a request for more workers waits. Then Ray ends the raylet,
+    the workers and the controller, and those that come instead bring the pools to the wanted
+    sizes, once.
     """
     await cluster.settled()
     expected = (await answer(cluster, PROMPTS[0], 1600)).token_ids

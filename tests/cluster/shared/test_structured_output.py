@@ -84,6 +84,7 @@ def check(text: str) -> None:
 
 
 @pytest.mark.parametrize("path", OPTIONS)
+@pytest.mark.sweep(2)
 async def test_an_answer_that_follows_a_schema_outlives_its_decode_worker(
     cluster: RunningCluster, client: openai.AsyncOpenAI, path: str
 ) -> None:

@@ -27,6 +27,7 @@ PROMPT = list(range(20, 120))
 TOKENS = 1500  # far more than come before the router is killed
 
 
+@pytest.mark.long
 async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningCluster) -> None:
     first, second = cluster.local.endpoints, await cluster.local.add_router(cluster.local.config)
     ways = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})
@@ -76,6 +77,7 @@ async def test_a_router_that_is_killed_starts_again_and_its_streams_go_on(
     await cluster.settled()
 
 
+@pytest.mark.long
 async def test_one_of_several_processes_is_killed(cluster: RunningCluster) -> None:
     config = cluster.local.config
     router = config.router.model_copy(update={"processes": 2})

@@ -121,6 +121,7 @@ def sizes_under(policy: AutoscalingPolicy) -> list[int]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ".".join(map(str, key)))
+@pytest.mark.sweep(4)
 def test_any_number_is_refused_or_scales_in_finite_steps(key: Key) -> None:
     accepted = 0
     for value in ODD:

@@ -93,6 +93,7 @@ async def test_workers_that_serve_stay_if_a_drain_makes_room(registry: Registry)
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sweep(3)
 async def test_no_pool_stays_without_a_worker_that_another_could_give_up(
     registry: Registry, seed: int
 ) -> None:

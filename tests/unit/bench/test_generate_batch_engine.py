@@ -67,6 +67,7 @@ def test_in_a_process_of_its_own_with_random_weights(tiny_model: Callable[..., P
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.long
 def test_without_a_gpu_it_says_so(tiny_model: Callable[..., Path]) -> None:
     with pytest.raises(Unavailable, match="finds 0 CUDA devices"):
         EngineProcess(GENERATE_BATCH, settings(shape=str(tiny_model()), device="cuda"))

@@ -50,6 +50,7 @@ def asked_once() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("every", [False, True])
+@pytest.mark.sweep(2)
 def test_the_effective_configuration_is_one_that_loads(
     tmp_path: Path, capsys: Output, every: bool
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_effective_configuration_is_one_that_loads(
     assert rest.endswith("Ready to serve.\n")
 
 
+@pytest.mark.long
 def test_a_model_that_no_router_would_serve(tmp_path: Path, capsys: Output) -> None:
     model = BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
     BloomForCausalLM(model).save_pretrained(tmp_path)
@@ -87,6 +89,7 @@ def test_all_bad_values_of_a_file_are_told_at_once(tmp_path: Path, capsys: Outpu
     assert said[2:] == [f"kvrelay: {file}:1: prefill.replicas: must be at least 0, not -1"]
 
 
+@pytest.mark.long
 def test_weights_in_memory_and_those_of_a_plan_are_told_apart(
     tmp_path: Path, capsys: Output
 ) -> None:
@@ -197,6 +200,7 @@ def test_all_problems_are_told(tmp_path: Path, capsys: Output) -> None:
     assert [one.partition(":")[0] for one in problems] == ["listen.http", "kv.memory"]
 
 
+@pytest.mark.long
 def test_what_can_start_but_is_hardly_meant(tmp_path: Path, capsys: Output) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -92,7 +92,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(
         assert word.format(junk=junk) in line
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -206,7 +206,7 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     assert "kvrelay: the current folder does not exist any more" in done.stderr
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("encoding", ["ascii", "latin1"])
 @pytest.mark.parametrize("columns", ["20", "60"])
 def test_a_terminal_without_unicode_shows_what_it_can(encoding: str, columns: str) -> None:

@@ -348,6 +348,7 @@ def test_a_bad_trace_is_one_sentence(
         (["llama-3.1-8b", "--trace-format", "azure"], 2, "requires --trace"),
     ],
 )
+@pytest.mark.sweep(3)
 def test_refusals_are_one_sentence(
     capsys: Capture, arguments: list[str], code: int, says: str
 ) -> None:

@@ -181,6 +181,7 @@ def test_the_last_line_of_the_screen_is_the_hint() -> None:
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (4, 6), (1, 500), (0, 9), (100, 100)])
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (40, 26), (120, 23), (80, 60)])
+@pytest.mark.sweep(4)
 def test_a_screen_of_few_lines_counts_the_workers_that_it_leaves_out(
     prefill: int, decode: int, width: int, height: int
 ) -> None:

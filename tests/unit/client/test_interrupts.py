@@ -25,12 +25,14 @@ class InterruptAt:
 
     def __init__(self, moment: int) -> None:
         self._left = moment
+        # Python 3.11 has been seen to call a profile function that was freed.
+        self._profile = self._see
         self._ended = False
         self.raised = False
 
     def __enter__(self) -> InterruptAt:
         self._before = signal.signal(signal.SIGINT, self._handle)
-        sys.setprofile(self._see)
+        sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -32,6 +32,7 @@ LINE = "a line has more than the allowed 16,777,216 characters"
         (["autoscale", "explain", "POLICY", "--metrics", "HUGE.csv"], f"HUGE.csv: {LINE}"),
     ],
 )
+@pytest.mark.sweep(3)
 def test_a_huge_file_is_refused(words: list[str], told: str, tmp_path: Path) -> None:
     (tmp_path / "HUGE").touch()
     (tmp_path / "HUGE.csv").write_text("seconds,pool,size,ready,queue_depth\n")

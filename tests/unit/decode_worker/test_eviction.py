@@ -89,6 +89,7 @@ def differing(found: Answers, expected: Answers) -> list[str]:
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_answers_do_not_depend_on_others_memory_or_drafts(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
@@ -108,6 +109,7 @@ async def test_answers_do_not_depend_on_others_memory_or_drafts(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_a_sequence_goes_on_elsewhere_as_it_would_have(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
@@ -116,6 +118,7 @@ async def test_a_sequence_goes_on_elsewhere_as_it_would_have(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_a_sequence_that_joins_while_another_evicts_evicts_in_time(
     tiny_model: Callable[..., Path], method: EvictionMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ async def test_a_hand_off_without_the_last_queries_evicts_later(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_batches_that_did_not_fit_then_fit(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
@@ -197,6 +201,7 @@ async def test_batches_that_did_not_fit_then_fit(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_a_shared_prefix_stays_whole(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
@@ -227,6 +232,7 @@ async def test_a_shared_prefix_stays_whole(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_what_ends_in_the_middle_leaves_nothing(
     tiny_model: Callable[..., Path], method: EvictionMethod
 ) -> None:
@@ -234,6 +240,7 @@ async def test_what_ends_in_the_middle_leaves_nothing(
 
 
 @METHODS
+@pytest.mark.sweep(3)
 async def test_a_step_waits_for_one_eviction_at_most(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, method: EvictionMethod
 ) -> None:

@@ -235,6 +235,7 @@ def test_adapters_of_other_models_and_damaged_ones_are_refused(
 
 @pytest.mark.parametrize("targets", [("q_proj",), ("v_proj", "o_proj"), ("up_proj", "gate_proj")])
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sweep(3)
 def test_an_adapter_of_any_size_is_refused_or_computes_numbers(
     tiny_model: Callable[..., Path], tmp_path: Path, kernels: Kernels, targets: tuple[str, ...]
 ) -> None:

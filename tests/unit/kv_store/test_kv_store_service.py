@@ -301,7 +301,7 @@ async def test_silent_puts_of_one_connection_hold_up_no_other() -> None:
 
 
 async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(service, "WAIT_S", 0.05)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield opening(stored(1))
@@ -315,7 +315,7 @@ async def test_a_put_that_stalls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_read_whose_worker_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep blocks in memory that the store has given up."""
-    monkeypatch.setattr(service, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(service, "WAIT_S", 0.05)
     block, held = stored(1, block_bytes=2**23), BlockStore(2**26)
     held.put((LAYOUT, block.key.identity), TENANT, b"".join(payload(block)))
     written = 0
@@ -333,7 +333,7 @@ async def test_a_read_whose_worker_does_not_read_ends(monkeypatch: pytest.Monkey
 
 async def test_silent_puts_of_large_blocks_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HURRY_S", 0.05)
-    monkeypatch.setattr(service, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(service, "WAIT_S", 60.0)
     store = service.KvStoreService(BlockStore(2**26))
     block = stored(1, block_bytes=2**22)
 

@@ -85,6 +85,7 @@ def test_a_model_of_the_hub_is_checked_when_it_is_here(
         check_engine(CONFIG)
 
 
+@pytest.mark.long
 def test_a_thorough_check_knows_classes_that_no_worker_serves(tmp_path: Path) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1}
     model = FalconConfig(**sizes, num_attention_heads=2, alibi=False)
@@ -97,6 +98,7 @@ def test_a_thorough_check_knows_classes_that_no_worker_serves(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 3])
+@pytest.mark.sweep(4)
 def test_a_model_that_ranks_cannot_share_is_refused(ranks: int) -> None:
     """The demo model has 4 attention heads and 2 KV heads."""
     config = ClusterConfig.model_validate({"prefill": {"tensor_parallel": ranks}})

@@ -55,6 +55,7 @@ def test_what_cannot_fit_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(("window", "refused"), [(None, False), (64, True), (512, False)])
+@pytest.mark.sweep(3)
 def test_tokens_are_not_dropped_from_windows(
     window: int | None, refused: bool, tmp_path: Path
 ) -> None:

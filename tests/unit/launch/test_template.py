@@ -176,6 +176,7 @@ async def test_a_frozen_worker_is_killed_after_its_actor(
         await gone(info.pid)
 
 
+@pytest.mark.long
 async def test_who_asks_before_the_template_has_imported_waits(
     tiny_model: Callable[..., Path], redis: EmbeddedRedis
 ) -> None:
@@ -251,6 +252,7 @@ def test_settings_come_out_as_they_went_in() -> None:
     ("unlike", "suits"),
     [({}, True), ({"threads": 2}, False), ({"resources": {"num_gpus": 1}}, False)],
 )
+@pytest.mark.sweep(3)
 def test_workers_are_forked_where_all_can_be(unlike: dict[str, object], suits: bool) -> None:
     assert Template.suits(ClusterConfig.model_validate({"prefill": unlike})) == suits
 
@@ -264,6 +266,7 @@ with Template(1) as running:
 """
 
 
+@pytest.mark.long
 def test_the_folder_of_a_launcher_that_is_killed_is_removed_later(tmp_path: Path) -> None:
     launcher = subprocess.Popen(
         [sys.executable, "-c", _LAUNCHER],

@@ -83,6 +83,7 @@ def test_shards_by_the_names_of_the_index(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', "[" * 10**5])
+@pytest.mark.sweep(3)
 def test_a_bad_index_is_left_to_the_loader(folder: Path, tmp_path: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     with HubStandIn(folder) as hub:

@@ -169,6 +169,7 @@ async def test_a_request_runs_on_the_workers_of_its_model(routers: Routers) -> N
     ids=["none", "near", "long"],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.sweep(3)
 async def test_a_name_that_no_model_has(
     routers: Routers, model: str, status: int, says: str, path: str
 ) -> None:

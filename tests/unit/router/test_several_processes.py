@@ -119,6 +119,7 @@ async def eventually(holds: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.long
 async def test_any_process_tells_of_all(cluster: RouterCluster) -> None:
     counts = {"acme": REQUESTS, "other": 6}
     whole = sum(counts.values())
@@ -176,6 +177,7 @@ async def test_any_process_tells_of_all(cluster: RouterCluster) -> None:
         await eventually(figures_are_those_of_all)
 
 
+@pytest.mark.long
 async def test_limits_and_revocation_hold_for_all_processes(
     cluster: RouterCluster, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ async def test_limits_and_revocation_hold_for_all_processes(
     assert said == {200: limit, 429: 3 * limit}
 
 
+@pytest.mark.long
 async def test_a_loaded_adapter_is_served_by_all_processes(
     cluster: RouterCluster, tmp_path: Path
 ) -> None:
@@ -250,6 +253,7 @@ async def test_streams_of_a_killed_process_go_on_at_another(cluster: RouterClust
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_the_first_signal_lets_streams_end(
     cluster: RouterCluster,
 ) -> None:
@@ -264,6 +268,7 @@ async def test_the_first_signal_lets_streams_end(
     assert siblings(cluster) == {}
 
 
+@pytest.mark.long
 async def test_the_second_signal_ends_all_at_once(cluster: RouterCluster) -> None:
     router = cluster.processes["router"]
     async with AsyncExitStack() as exits:
@@ -283,6 +288,7 @@ async def test_the_second_signal_ends_all_at_once(cluster: RouterCluster) -> Non
 
 @pytest.mark.parametrize("endpoint", ["grpc", "http", "admin"])
 @pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.sweep(3)
 async def test_a_port_that_another_program_has(
     tmp_path: Path, endpoint: str, is_shared: bool
 ) -> None:

@@ -116,6 +116,7 @@ async def test_a_router_of_one_process_has_none() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"9\nhalf", b"-1\n", b"x\n", b"9" * 5000 + b"\n", None])
 @pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.sweep(3)
 async def test_one_that_does_not_answer_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes | None, hangs: bool
 ) -> None:

@@ -215,7 +215,7 @@ def test_batches_that_outgrow_their_blocks_are_preempted(seed: int) -> None:
     assert worker.load().preemptions > 0
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_two_pools_that_are_too_small_both_grow(seed: int) -> None:
     """Requests then wait for a batch slot and for a prefill worker by turns."""

@@ -14,7 +14,7 @@ from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.vllm_engine.engine import StepResult
 from kvrelay.vllm_engine.exchange import Exchange
-from kvrelay.vllm_engine.remote_reads import RemoteReads
+from kvrelay.vllm_engine.nixl.remote_reads import RemoteReads
 from kvrelay.vllm_engine.scheduler import Limits, VllmScheduler
 from kvrelay.wire.kv_frame import VllmBlocks
 from kvrelay.worker.sequence import Sequence

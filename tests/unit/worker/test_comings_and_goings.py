@@ -95,6 +95,7 @@ class Router:
 @pytest.mark.parametrize(
     ("seed", "speculation"), [(0, None), (1, None), (2, SPECULATION), (3, SPECULATION)]
 )
+@pytest.mark.sweep(4)
 async def test_whatever_happens_every_block_comes_back(
     tiny_model: Callable[..., Path], seed: int, speculation: SpeculationConfig | None
 ) -> None:

@@ -63,6 +63,7 @@ async def relay(
         ("int4", "memory", SIZE * 2 * (12 + 2)),
     ],
 )
+@pytest.mark.sweep(4)
 async def test_a_hand_off_sends_each_latent_vector_once(
     tiny_model: Callable[..., Path], dtype: str, transport: str, block_bytes: int
 ) -> None:

@@ -64,7 +64,7 @@ def arenas() -> int:
     return len({line.split()[4] for line in maps.splitlines() if "/memfd:kvrelay-" in line})
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "unlike",
     [{}, {"memory": "2MiB"}, {"block_size": 16}, {"dtype": "int8"}],
@@ -139,7 +139,7 @@ async def test_one_that_was_told_to_end_does_not_change_over(
             assert await registry.workers() == ()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("pool", ["prefill", "decode"])
 @pytest.mark.parametrize("unlike", [{}, {"block_size": 16}], ids=str)
 async def test_a_worker_stands_by_and_joins_either_pool(

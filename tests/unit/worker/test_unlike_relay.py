@@ -49,7 +49,7 @@ async def relay(
     return [*first.token_ids, *await decode.answer()], handed_off.handoff
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
 @pytest.mark.parametrize(("theirs", "ours"), [(16, 32), (32, 16), (8, 16), (16, 24)])
 async def test_unlike_block_sizes_give_the_tokens_of_the_local_path(

@@ -82,6 +82,7 @@ async def kept_whole(
 
 
 @pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.sweep(3)
 async def test_answers_are_those_of_all_kv(
     long_model: Callable[[str], Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ async def test_answers_are_those_of_all_kv(
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc", "gloo"])
+@pytest.mark.sweep(3)
 async def test_sequences_are_handed_over_and_move(
     long_model: Callable[[str], Path], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

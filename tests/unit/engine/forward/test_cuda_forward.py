@@ -48,6 +48,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.sweep(4)
 def test_tokens_are_those_of_plain_torch(
     architecture: str, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -1,5 +1,5 @@
-"""A model by the kernels: the same to the bit however tokens are packed, and recorded steps as good
-as plain ones.
+"""A model by the kernels: the same to the bit however tokens are packed, and captured graphs as
+good as plain ones.
 """
 
 from __future__ import annotations

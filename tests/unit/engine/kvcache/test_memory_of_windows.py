@@ -73,6 +73,7 @@ class Memory:
 
 @settings(max_examples=25, deadline=None)
 @given(LAYOUTS, st.integers(0, 2**32 - 1))
+@pytest.mark.long
 def test_blocks_take_no_more_pages_than_the_memory_has(layout: KvLayout, seed: int) -> None:
     """Blocks may be smaller than pages, or no whole number of them, and come back one by one."""
     assume(layout.windows)

@@ -83,6 +83,7 @@ def test_ragged_and_chunked_as_one_process(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
 def test_long_steps_layers_and_the_death_of_a_rank(tmp_path: Path) -> None:
     """A step of more numbers than go at once; whom layers are told to; and then rank 1 is
     killed.

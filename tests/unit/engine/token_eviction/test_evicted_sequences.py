@@ -135,6 +135,7 @@ def evicting(
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("fixed", [(), range(0, 64, 2)], ids=["own blocks", "half are shared"])
+@pytest.mark.sweep(4)
 def test_logits_are_those_of_masked_tokens(
     tiny_model: Callable[..., Path],
     method: EvictionMethod,

@@ -27,6 +27,7 @@ LENGTH = 100
 )
 @pytest.mark.parametrize("size", [16, 32, 48])
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
+@pytest.mark.sweep(4)
 def test_rows_in_another_order(
     tiny_model: Callable[..., Path],
     kind: str,

@@ -158,6 +158,7 @@ def living_readers() -> set[int]:
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda one: one.__name__)
+@pytest.mark.sweep(4)
 async def test_an_ended_request_leaves_nothing_to_the_collector(
     served: tuple[RouterHarness, Guest], end: Callable[[Guest], Awaitable[None]]
 ) -> None:

@@ -145,7 +145,7 @@ async def test_messages_over_grpc(attacked: Attacked) -> None:
         assert attacked.stalls.counts.worst_cpu_s < MOST_CPU_S, name
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", GRPC_MESSAGES)
 async def test_a_refused_message_is_not_kept(attacked: Attacked, name: str) -> None:
     """Until the garbage collector comes by: it may take long, and stops the event loop for all that

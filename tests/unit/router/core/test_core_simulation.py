@@ -5,6 +5,7 @@ from support.router_simulation import Simulation
 
 
 @pytest.mark.parametrize("first", range(0, 200, 20))
+@pytest.mark.sweep(3)
 def test_every_request_ends_once_with_the_right_tokens(first: int) -> None:
     """Twenty histories each; a failure names its seed, and `python
     tests/support/router_simulation.py` runs more.

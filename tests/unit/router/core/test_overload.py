@@ -48,6 +48,7 @@ def goodput(cluster: VirtualCluster, since: float) -> float:
 
 
 @pytest.mark.parametrize("load", [1.0, 2.0, 3.0])
+@pytest.mark.sweep(3)
 def test_goodput_stays_where_it_is(load: float) -> None:
     cluster = VirtualCluster(0, 2, SLOTS)
     offer(cluster, 20.0, {Tenant(): load * CAPACITY})

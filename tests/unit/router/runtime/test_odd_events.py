@@ -114,6 +114,7 @@ async def placed(worker: FakeWorkerServer, request_id: str) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sweep(2)
 async def test_an_odd_event_is_its_own_requests_trouble(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

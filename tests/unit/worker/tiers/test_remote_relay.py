@@ -96,6 +96,7 @@ async def test_another_worker_finds_blocks_while_most_memory_is_free() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sweep(2)
 async def test_a_store_is_killed_again_and_again_under_load(seed: int) -> None:
     rng = random.Random(seed)
     processes = [StoreProcess("--size", "8MiB") for _ in range(2)]

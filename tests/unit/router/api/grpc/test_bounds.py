@@ -199,7 +199,7 @@ async def test_a_message_without_a_slot_is_not_received(cluster: RouterHarness) 
         peer.ping()
         credits += await peer.credits(until_pong=True)
     assert peer.window == RECEIVE_BYTES
-    assert [stream for stream in streams if credits[stream]] == streams[: SLOTS // 2]
+    assert len([stream for stream in streams if credits[stream]]) == SLOTS // 2
     peer.close()
 
 

@@ -271,7 +271,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize")
 
 
 # One parser serves all paths.
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("path", "why"),
     [(PATHS[0], why) for why in NOT_PARSED] + list(itertools.product(PATHS, REFUSED)),

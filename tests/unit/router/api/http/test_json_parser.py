@@ -170,6 +170,7 @@ def test_numbers_of_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", HTTP_BODIES)
+@pytest.mark.sweep(4)
 def test_the_cost_is_linear_and_no_step_is_long(name: str) -> None:
     for size in SIZES:
         body = HTTP_BODIES[name][1](size)

@@ -147,6 +147,7 @@ async def test_a_stop_sequence_is_named(router: RouterHarness, client: Any, stre
 @pytest.mark.parametrize(
     ("most", "reason"), [(2, "max_tokens"), (10**6, "model_context_window_exceeded")]
 )
+@pytest.mark.sweep(2)
 async def test_the_limits_of_an_answer(
     router: RouterHarness, client: Any, streamed: bool, most: int, reason: str
 ) -> None:

@@ -238,6 +238,7 @@ async def freed(router: RouterHarness) -> None:
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.sweep(3)
 async def test_errors_in_openais_shape(
     router: RouterHarness,
     http: httpx.AsyncClient,

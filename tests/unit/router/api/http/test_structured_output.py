@@ -171,6 +171,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ),
     ],
 )
+@pytest.mark.sweep(3)
 async def test_refused(router: RouterHarness, more: dict[str, Any], field: str) -> None:
     response = await asked(router, CHAT, more)
     error = response.json()["error"]

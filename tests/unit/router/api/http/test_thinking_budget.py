@@ -60,6 +60,7 @@ async def asked(
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2**40}}, 2**31 - 1, None),
     ],
 )
+@pytest.mark.sweep(3)
 async def test_workers_get_budget_and_markers(
     tmp_path: Path, path: str, more: dict[str, Any], budget: int, begin: int | None
 ) -> None:
@@ -82,6 +83,7 @@ async def test_workers_get_budget_and_markers(
         (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 3}}),
     ],
 )
+@pytest.mark.sweep(3)
 async def test_workers_get_none(tmp_path: Path, path: str, more: dict[str, Any]) -> None:
     async with running_router(folder=thinking_model(tmp_path)) as router:
         found = await asked(router, path, more)

@@ -200,6 +200,7 @@ def named(name: str) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages"),
     ],
 )
+@pytest.mark.sweep(3)
 async def test_refused(
     router: RouterHarness, more: dict[str, Any], status: int, field: str
 ) -> None:

@@ -52,6 +52,7 @@ def preempted(cluster: VirtualCluster, one: Record) -> int:
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "disaggregated"])
 @pytest.mark.parametrize("decode", [1, 3])
+@pytest.mark.sweep(4)
 def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(
     prompt: tuple[int, ...], decode: int
 ) -> None:

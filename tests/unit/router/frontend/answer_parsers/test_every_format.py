@@ -98,6 +98,7 @@ def test_prose_is_streamed_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sweep(2)
 def test_truncated_calls_do_not_fail(name: str) -> None:
     text = rendered(name, WEATHER)
     for length in range(len(text)):
@@ -110,7 +111,7 @@ def test_truncated_calls_do_not_fail(name: str) -> None:
             assert json.dumps(arguments).startswith(streamed)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "pattern",

@@ -22,10 +22,11 @@ from ray._private import services
 from kvrelay.config.pools import Resources
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
-from kvrelay.launch import ray_cluster, ray_probe
 from kvrelay.launch.launcher import RayLauncher
-from kvrelay.launch.ray_cluster import RayCluster, local_cpus
-from kvrelay.launch.ray_probe import check_ray
+from kvrelay.launch.ray import cluster as cluster_module
+from kvrelay.launch.ray import probe
+from kvrelay.launch.ray.cluster import RayCluster, local_cpus
+from kvrelay.launch.ray.probe import check_ray
 from kvrelay.process.child import command_of
 from kvrelay.worker.runtime.settings import WorkerSettings
 
@@ -61,7 +62,7 @@ def listener(answer: bytes) -> Iterator[str]:
     "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"]
 )
 def test_what_listens_but_is_no_ray(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_probe, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(probe, "_CONNECT_S", 1.0)
     with (
         listener(answer) as address,
         pytest.raises(Unavailable, match=f"no Ray answers at {address}: "),
@@ -145,11 +146,11 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
         token_of_another = token.with_name("another")
         token_of_another.write_text("0" * 64)
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token_of_another))
-        ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
+        cluster_module.AuthenticationTokenLoader.instance().reset_cache()
         with pytest.raises(Unavailable, match="requires a token: set RAY_AUTH_MODE=token"):
             check_ray(address)
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
+        cluster_module.AuthenticationTokenLoader.instance().reset_cache()
         monkeypatch.setattr(ray, "__version__", "0.1")
         with pytest.raises(
             Unavailable,
@@ -157,7 +158,7 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
         ):
             check_ray(address)
         monkeypatch.undo()
-        monkeypatch.setattr(ray_probe, "_is_here", lambda _: False)
+        monkeypatch.setattr(probe, "_is_here", lambda _: False)
         with pytest.raises(Unavailable, match="this machine is not one of the 1 nodes of Ray at "):
             check_ray(address)
         monkeypatch.undo()

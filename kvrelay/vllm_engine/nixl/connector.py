@@ -27,8 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import get_base_request_id
 
 from kvrelay.vllm_engine.exchange import EXCHANGE
-from kvrelay.vllm_engine.nixl_threads import resting_threads
-from kvrelay.vllm_engine.remote_reads import MARGIN_S, RemoteRead
+from kvrelay.vllm_engine.nixl.remote_reads import MARGIN_S, RemoteRead
+from kvrelay.vllm_engine.nixl.threads import resting_threads
 
 
 class NixlHandoffConnector(NixlConnector):  # type: ignore[misc]

@@ -24,8 +24,8 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
-from kvrelay.launch.ray_address import AUTO, check_ray_address
-from kvrelay.launch.ray_probe import check_ray
+from kvrelay.launch.ray.address import AUTO, check_ray_address
+from kvrelay.launch.ray.probe import check_ray
 from kvrelay.process.child import command_of, family, kill
 from kvrelay.process.owned_folder import SHORT_PARENT, OwnedFolder
 from kvrelay.process.telemetry import get_logger

@@ -11,8 +11,8 @@ import pytest
 from kv_transfer.lease import Lease
 from kvrelay.clock import ManualClock
 from kvrelay.errors import Cancelled
-from kvrelay.vllm_engine.remote_reads import RemoteReads
-from kvrelay.vllm_engine.side_channel import side_channel
+from kvrelay.vllm_engine.nixl.remote_reads import RemoteReads
+from kvrelay.vllm_engine.nixl.side_channel import side_channel
 from kvrelay.wire.kv_frame import VllmBlocks
 
 KEY = ("request", 0)

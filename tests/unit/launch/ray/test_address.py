@@ -10,7 +10,7 @@ import pytest
 from kvrelay.cli.main import run
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError
-from kvrelay.launch.ray_address import check_ray_address, check_reachable
+from kvrelay.launch.ray.address import check_ray_address, check_reachable
 
 TLS = {"ca": "ca.pem", "router": {"cert": "r", "key": "k"}, "worker": {"cert": "w", "key": "k"}}
 GOOD: dict[str, Any] = {
