@@ -15,7 +15,7 @@ from autoscaler.rebalancing import (
     surplus,
     workers_to_switch,
 )
-from autoscaler.room import ROOM_S, starved_pool
+from autoscaler.starved_pool import ROOM_S, starved_pool
 from autoscaler.worker_drain import WorkerDrain
 from autoscaler.worker_watch import WorkerWatch
 from kvrelay.clock import Clock, MonotonicClock

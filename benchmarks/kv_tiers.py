@@ -34,7 +34,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from kv_tier_load import Chat, Figures, Load, TraceSlice, ask
-from own_rates import disk_rates, loopback_rate, memory_rate
+from machine_rates import disk_rates, loopback_rate, memory_rate
 
 from kvrelay.client import AsyncClient
 from kvrelay.client.admin import AdminClient

@@ -42,7 +42,7 @@ from router.observability.loop_metrics import LoopStallCollector
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
 from router.runtime.loop_slices import LoopSlices
 from router.served_model import LoadedModel, RouterContext
-from router.siblings import Place, Siblings
+from router.sibling_processes import Place, Siblings
 
 # Time for the process to exit after its last request.
 END_S = 5.0

@@ -34,7 +34,7 @@ from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 from router.runtime.pool_changes import follow_changes
 from router.runtime.worker_directory import RouterRegistry
-from router.siblings import Siblings
+from router.sibling_processes import Siblings
 
 # Time between two questions to the other processes of this router.
 LEARN_S = 2.0

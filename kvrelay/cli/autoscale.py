@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.output import PrintJson
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.planning.quantity import plain
 from kvrelay.types.workers import POOLS

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cryptography
+from kvrelay.cli.required_packages import requires_cryptography
 
 
 @requires_cryptography

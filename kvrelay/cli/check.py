@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import (
     AdminPort,
     Config,
@@ -27,6 +26,7 @@ from kvrelay.cli.options.cluster import (
     effective_config,
 )
 from kvrelay.cli.options.output import AsJson
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError
 from kvrelay.models import has_tokenizer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel, RayAddress
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.serve import require_shared_redis, set_log_level
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import OWN_CLUSTER
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal import interrupt
 from kvrelay.cli.views.render import console, ledger_table, milliseconds
 from kvrelay.cli.views.typed_text import TypedText

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.serve import set_log_level
 from kvrelay.errors import InvalidArgument
 

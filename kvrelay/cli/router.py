@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import Config, LogLevel
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.serve import require_shared_redis, set_log_level
 from kvrelay.errors import KvRelayError
 
@@ -37,7 +37,7 @@ def router(
     from kvrelay.models import local_folder, resolve_model
     from kvrelay.process.telemetry import configure_logging, get_logger, name_process
     from router.process import end_now
-    from router.siblings import Place
+    from router.sibling_processes import Place
 
     loaded = load_config(config)
     require_shared_redis(loaded.redis.url, "router")

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.entry import INTERRUPTED
 from kvrelay.cli.options.cluster import (
     AdminPort,
@@ -26,6 +25,7 @@ from kvrelay.cli.options.cluster import (
     RayAddress,
     effective_config,
 )
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal.notes import note, wrapped
 from kvrelay.errors import ConfigError, InvalidArgument
 

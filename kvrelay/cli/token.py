@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.tenants import Role
 

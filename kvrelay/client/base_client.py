@@ -21,9 +21,9 @@ from kvrelay.client.channels import Channels
 from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.client.retry import Retry, RetryPolicy
+from kvrelay.error_value import shown
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.loopback import is_loopback
-from kvrelay.shown_value import shown
 from kvrelay.wire.status import error_from_rpc
 
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")

@@ -9,8 +9,8 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
+from kvrelay.error_value import shown
 from kvrelay.errors import InvalidArgument
-from kvrelay.shown_value import shown
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Guidance, Slo
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions

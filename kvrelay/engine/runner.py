@@ -29,8 +29,8 @@ from kvrelay.engine.parallel.forward import RanksForward
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
+from kvrelay.engine.sampling.compiled_grammars import Grammars
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
-from kvrelay.engine.sampling.guidance import Grammars
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample, score
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import TokenEvictor

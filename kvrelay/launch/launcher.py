@@ -12,7 +12,7 @@ from autoscaler.lease import Lease
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.launch.failed_start import FailedStart, RefusedStart, failed_start
-from kvrelay.launch.placement import Amounts, Node, needs, place, with_workers
+from kvrelay.launch.host_placement import Amounts, Node, needs, place, with_workers
 from kvrelay.launch.ray.cluster import RayCluster
 from kvrelay.launch.ray.worker import RayWorker
 from kvrelay.process.stop_request import DRAIN_GRACE_S

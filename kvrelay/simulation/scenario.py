@@ -74,9 +74,7 @@ class Scenario:
                 if one.worker_id not in names:
                     raise InvalidArgument(
                         f"--fail {one.worker_id}: there is no such worker; the workers are "
-                        + " and ".join(
-                            f"{pool}-0 to {pool}-{sizes[pool] - 1}" for pool in POOLS if sizes[pool]
-                        )
+                        + " and ".join(_names(pool, sizes[pool]) for pool in POOLS if sizes[pool])
                     )
         blocks = 0
         for pool in POOLS:
@@ -135,3 +133,8 @@ class Scenario:
                 name = f"{pool}-{int(number) // self.routers}"
                 failures.append(Failure(name, one.at_s))
         return replace(self, pools=pools, failures=tuple(failures), routers=1)
+
+
+def _names(pool: PoolName, size: int) -> str:
+    """Returns the names of a pool's workers, as a text for people."""
+    return f"{pool}-0" if size == 1 else f"{pool}-0 to {pool}-{size - 1}"

@@ -11,7 +11,7 @@ import xxhash
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import Checkpoint
-from kvrelay.engine.sampling.guidance import Grammars
+from kvrelay.engine.sampling.compiled_grammars import Grammars
 from kvrelay.errors import ConfigError, ModelRefused
 from kvrelay.models.model_identity import tokenizer_id
 from kvrelay.types.kv_layout import KvLayout, LayerKv

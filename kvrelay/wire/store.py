@@ -16,7 +16,7 @@ from kvrelay.types.kv_block import IDENTITY_BYTES, is_layout_hash, is_tenant_fol
 from kvrelay.v1 import store_pb2 as pb
 from kvrelay.v1 import transfer_pb2
 from kvrelay.wire.encoding.fields import answered, to_message, to_value
-from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
+from kvrelay.wire.encoding.kv_frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.kv_frame import Buffer, KvBlocks, KvOpen
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
 

@@ -10,7 +10,7 @@ import grpc
 
 from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire.encoding.fields import answered, to_message, to_value
-from kvrelay.wire.encoding.frame_bytes import frame_from_bytes, frame_to_bytes
+from kvrelay.wire.encoding.kv_frame_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.wire.fetch_request import (
     FetchRequest,
     fetch_request_from_proto,

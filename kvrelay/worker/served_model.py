@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kv_transfer.blocks.arena import Arena
 from kvrelay.engine.model.adapter_table import AdapterTable
-from kvrelay.engine.sampling.guidance import Grammars
+from kvrelay.engine.sampling.compiled_grammars import Grammars
 from kvrelay.types.kv_layout import KvLayout
 
 

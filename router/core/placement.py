@@ -11,7 +11,6 @@ from kvrelay.types.eviction import WINDOW
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Preempted
 from router.core.lifecycle import Lifecycle
-from router.core.limited_choice import Demand, demands, limiting, unsupported
 from router.core.model_versions import model_gone_error
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.path_prediction import Outlook, outlook_of
@@ -20,6 +19,7 @@ from router.core.queueing.bottleneck import Bottleneck
 from router.core.queueing.fair_queue import Ticket
 from router.core.queueing.preemption import Preemption
 from router.core.queueing.prefill_gate import PrefillGate
+from router.core.request_demands import Demand, demands, limiting, unsupported
 from router.core.request_record import Entry
 from router.core.request_table import Requests
 from router.core.worker_view import WorkerView

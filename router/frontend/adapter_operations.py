@@ -24,7 +24,7 @@ from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.adapters import AdapterStatus
 from router.frontend.adapter_cards import AdapterCard, AdapterCards, folder_name
 from router.runtime.worker_directory import RouterRegistry
-from router.siblings import Siblings
+from router.sibling_processes import Siblings
 
 # Time for all workers to load an adapter.
 LOAD_S = 60.0

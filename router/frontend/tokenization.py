@@ -78,7 +78,7 @@ class Text:
     """Tokenizer and chat templates of the model. A model without a tokenizer takes and returns
     token ids, and its texts are empty.
 
-    Long jobs run in the fair order of their tenants, as router.core.queueing.lanes describes.
+    Long jobs run in the fair order of their tenants: see router.core.queueing.short_job_lanes.
     """
 
     def __init__(

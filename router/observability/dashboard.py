@@ -32,7 +32,7 @@ from router.observability.recent_requests import read_rows
 from router.observability.status import ClusterView
 from router.observability.traffic import RouterTraffic
 from router.runtime.driver import RECENT, Driver
-from router.siblings import Siblings
+from router.sibling_processes import Siblings
 
 # A snapshot younger than this is served again. Pages poll once a second.
 SNAPSHOT_S = 0.9

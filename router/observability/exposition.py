@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from kvrelay.clock import Clock
 from kvrelay.tenants import Tenant
 from router.observability.tenant_metrics import TenantMetrics
-from router.siblings import Siblings
+from router.sibling_processes import Siblings
 
 # A text is reused for this many times its generation time.
 SPACING = 20.0

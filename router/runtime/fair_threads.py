@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.tenants import Tenant
-from router.core.queueing.lanes import Lanes
+from router.core.queueing.short_job_lanes import Lanes
 
 T = TypeVar("T")
 
@@ -25,8 +25,8 @@ class FairLanes:
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, cost: float) -> AsyncIterator[None]:
-        """Holds a lane during the body. Waits in the order of router.core.queueing.lanes. A
-        cancelled waiter leaves the queue.
+        """Holds a lane during the body. `router.core.queueing.short_job_lanes` defines the order of
+        those that wait. A cancelled waiter leaves the queue.
         """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         number = self._lanes.add(tenant, begun, cost)

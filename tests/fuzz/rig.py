@@ -28,7 +28,7 @@ from router.frontend.waiting_room import WaitingRoom
 from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 from router.served_model import LoadedModel, RouterContext
-from router.siblings import Siblings
+from router.sibling_processes import Siblings
 
 ANSWER_TOKENS = 5
 ADDRESS = "127.0.0.1:8000"

@@ -21,7 +21,7 @@ KNOWN = {
     "the listeners are free",
     "kvrelay/process/shared_port.py": "sends nothing, takes nothing: claims the addresses of the "
     "listeners for the processes of one router",
-    "router/siblings.py": "a Unix socket in a folder of this user's, which none other can enter",
+    "router/sibling_processes.py": "a Unix socket in a folder that only this user enters",
     "kvrelay/launch/checks/preflight.py": "sends nothing: whether loopback answers",
     "kvrelay/launch/ray/probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/worker_template.py": "a Unix socket in a folder of this user's, which none "

@@ -201,7 +201,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lane for short texts",
-        "router/core/queueing/lanes.py",
+        "router/core/queueing/short_job_lanes.py",
         "self._order.first((0, 1) if self._free_for_long else (0,))",
         "self._order.first((0, 1))",
         (

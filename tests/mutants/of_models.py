@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "a peer that does not know of a V in K sees another layout",
-        "kvrelay/wire/encoding/frame_bytes.py",
+        "kvrelay/wire/encoding/kv_frame_bytes.py",
         '{"v_dim": 0, "v_in_k": layer.v_dim}',
         '{"v_in_k": layer.v_dim}',
         ("unit/wire/test_kv_frames.py::test_a_peer_that_does_not_know_v_in_k_sees_another_layout",),

@@ -408,8 +408,8 @@ MUTANTS = (
         "or (limited and not follows(info, request.sampling))",
         "",
         (
-            "unit/router/core/test_limited_choice.py::test_guidance_goes_to_the_worker_that_knows_it_although_the_other_is_idle",
-            "unit/router/core/test_limited_choice.py::test_an_older_prefill_worker_gets_no_prompt_with_guidance",
+            "unit/router/core/test_request_demands.py::test_guidance_goes_to_the_worker_that_knows_it_although_the_other_is_idle",
+            "unit/router/core/test_request_demands.py::test_an_older_prefill_worker_gets_no_prompt_with_guidance",
         ),
     ),
     Mutant(

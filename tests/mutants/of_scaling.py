@@ -16,9 +16,9 @@ MUTANTS = (
         "starved = await self._make_room(infos)",
         "starved = None",
         (
-            "unit/autoscaler/test_room.py::"
+            "unit/autoscaler/test_starved_pool.py::"
             "test_the_last_decode_worker_comes_back_while_prefill_workers_wait",
-            "unit/autoscaler/test_room.py::"
+            "unit/autoscaler/test_starved_pool.py::"
             "test_no_pool_stays_without_a_worker_that_another_could_give_up",
         ),
     ),

@@ -8,7 +8,7 @@ LEASE = "kv_transfer/lease.py"
 RECEIVER = "kv_transfer/receiver.py"
 VALIDATOR = "kv_transfer/frame_validator.py"
 WRITER = "kv_transfer/block_writer.py"
-FRAMES = "kvrelay/wire/encoding/frame_bytes.py"
+FRAMES = "kvrelay/wire/encoding/kv_frame_bytes.py"
 SHM = "kv_transfer/transports/shm.py"
 
 MUTANTS = (

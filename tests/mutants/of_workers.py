@@ -405,7 +405,7 @@ MUTANTS = (
         "self._state.rollback(len(consumed))",
         "pass",
         (
-            "unit/engine/sampling/test_guidance.py::test_the_draft_of_a_step_has_a_mask_at_each_place",
+            "unit/engine/sampling/test_compiled_grammars.py::test_the_draft_of_a_step_has_a_mask_at_each_place",
         ),
     ),
     Mutant(
@@ -414,7 +414,7 @@ MUTANTS = (
         "self._renew(token_ids, end)",
         "pass",
         (
-            "unit/engine/sampling/test_guidance.py::"
+            "unit/engine/sampling/test_compiled_grammars.py::"
             "test_what_a_grammar_remembers_of_other_answers_ends_none",
         ),
     ),
@@ -424,7 +424,7 @@ MUTANTS = (
         "self._renew(token_ids, place)",
         "pass",
         (
-            "unit/engine/sampling/test_guidance.py::"
+            "unit/engine/sampling/test_compiled_grammars.py::"
             "test_what_a_grammar_remembers_of_other_answers_ends_none",
         ),
     ),
@@ -434,7 +434,7 @@ MUTANTS = (
         "granted = spent[matcher.allowance].add(seconds)",
         "granted = True",
         (
-            "unit/engine/sampling/test_guidance.py::"
+            "unit/engine/sampling/test_compiled_grammars.py::"
             "test_answers_of_one_tenant_have_no_more_time_than_one_and_others_go_on",
         ),
     ),
@@ -444,7 +444,7 @@ MUTANTS = (
         "self._left + REFILL * (now - self._at)) - seconds",
         "self._left) - seconds",
         (
-            "unit/engine/sampling/test_guidance.py::"
+            "unit/engine/sampling/test_compiled_grammars.py::"
             "test_the_time_beyond_the_usual_is_bounded_and_comes_back",
         ),
     ),
@@ -454,7 +454,7 @@ MUTANTS = (
         "if request.params.guidance is not None and request.matcher is None:",
         "if False:",
         (
-            "unit/engine/sampling/test_guidance.py::test_a_row_without_a_number_or_without_its_matcher_fails",
+            "unit/engine/sampling/test_compiled_grammars.py::test_a_row_without_a_number_or_without_its_matcher_fails",
         ),
     ),
     Mutant(

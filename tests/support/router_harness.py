@@ -27,7 +27,7 @@ from router.frontend.model_card import ModelCard
 from router.frontend.tokenization import Text
 from router.main import run_router
 from router.served_model import LoadedModel
-from router.siblings import Place, Siblings
+from router.sibling_processes import Place, Siblings
 
 DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.bench import (
     ChunkTokens,
     DeviceKind,
@@ -24,6 +23,7 @@ from kvrelay.cli.options.bench import (
     WeightFormat,
 )
 from kvrelay.cli.options.output import PrintJson
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal.help_page import App
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console

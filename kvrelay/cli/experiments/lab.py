@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.experiments.bench import progress_bars
 from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.options.cluster import OWN_CLUSTER
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal import interrupt
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.experiments.bench import progress_bars
 from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.options.bench import (
@@ -18,6 +17,7 @@ from kvrelay.cli.options.bench import (
     Threads,
     WeightFormat,
 )
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views.render import console
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.loadtest.result_files import write_results
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.options.cluster import OWN_CLUSTER, Config, Model
 from kvrelay.cli.options.output import PrintJson
+from kvrelay.cli.required_packages import requires_cluster_extra
 from kvrelay.cli.terminal import interrupt
 from kvrelay.cli.views.render import console
 from kvrelay.cli.views.verify_view import verify_view

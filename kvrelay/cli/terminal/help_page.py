@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kvrelay.cli.options.file_kinds import misplaced_file
 from kvrelay.cli.options.variables import variable_of, with_variables
-from kvrelay.errors import InvalidArgument, KvRelayError, ResourceExhausted
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError, Unavailable
 
 # Columns of a page on a wide terminal.
 _WIDTH = 100
@@ -121,7 +121,7 @@ class _Command(_Page, TyperCommand):
                 raise InvalidArgument(told) from error
             if isinstance(error, typer.BadParameter):
                 raise
-            is_answer = isinstance(error, InvalidArgument | ResourceExhausted)
+            is_answer = not isinstance(error, Unavailable | DeadlineExceeded)
             error.message = with_variables(error.message, ctx, is_answer=is_answer)
             raise
 

@@ -23,7 +23,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
-from kvrelay.launch.placement import Node
+from kvrelay.launch.host_placement import Node
 from kvrelay.launch.ray.address import AUTO, check_ray_address
 from kvrelay.launch.ray.probe import check_ray
 from kvrelay.process.child import command_of, family, kill

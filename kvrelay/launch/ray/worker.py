@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kvrelay.launch.actor import WorkerActor
-from kvrelay.launch.placement import Amounts, Placement
+from kvrelay.launch.host_placement import Amounts, Placement
 from kvrelay.process.telemetry import LEVEL_VARIABLE, get_logger
 from kvrelay.types.workers import Role
 from kvrelay.worker.runtime.settings import WorkerSettings

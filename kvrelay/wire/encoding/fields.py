@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from kvrelay.error_value import shown
 from kvrelay.errors import FailedPrecondition, InvalidArgument
-from kvrelay.shown_value import shown
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")

@@ -1,4 +1,7 @@
-"""HTTP errors in OpenAI's shape."""
+"""Error responses, in the shape of OpenAI's or Anthropic's API.
+
+`kvrelay.errors.Code` has the table of codes and HTTP statuses.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from kvrelay.error_value import shown
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
-from kvrelay.shown_value import shown
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -14,7 +14,15 @@ from support.scripted_router import ScriptedRouter, serving
 
 from kvrelay.cli.main import app, run
 from kvrelay.cli.options.variables import VARIABLES, misspelled
-from kvrelay.errors import InvalidArgument
+from kvrelay.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    KvRelayError,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unimplemented,
+)
 
 # Not those of options.
 OF_PROCESSES = {"KVRELAY_KERNELS", "KVRELAY_REASON_FILE"}
@@ -134,6 +142,20 @@ def test_an_error_about_the_request_does_not_blame_the_address(
     monkeypatch.setenv("KVRELAY_TARGET", "here")
     assert run(["generate", "hi"]) == 2
     assert "unset KVRELAY_TARGET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound, PermissionDenied, FailedPrecondition, Unimplemented, Unauthenticated]
+)
+def test_what_a_server_answers_does_not_blame_the_address(
+    error: type[KvRelayError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(ScriptedRouter([error("not for you")])) as target:
+        monkeypatch.setenv("KVRELAY_TARGET", target)
+        assert run(["generate", "hi"]) == 1
+    said = capsys.readouterr().err
+    assert "not for you" in said
+    assert "unset" not in said
 
 
 def test_an_option_before_its_subcommand_is_told(capsys: pytest.CaptureFixture[str]) -> None:

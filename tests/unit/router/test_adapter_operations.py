@@ -33,7 +33,7 @@ from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.adapters import AdapterStatus
 from router.frontend.adapter_cards import AdapterCards
 from router.frontend.adapter_operations import AdapterOperations
-from router.siblings import Place, Siblings
+from router.sibling_processes import Place, Siblings
 
 
 @pytest.fixture

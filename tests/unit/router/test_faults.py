@@ -32,7 +32,7 @@ from kvrelay.wire.inference import (
 )
 from kvrelay.wire.status import error_from_rpc
 from router import served_model
-from router.siblings import Place
+from router.sibling_processes import Place
 
 SHORT = (11, 12, 13)
 

@@ -26,7 +26,7 @@ from kvrelay.clock import ManualClock
 from kvrelay.wire.inference import InferenceServiceStub, pb
 from router.core.queueing.request_pace import BURST, MAX_WAIT_S, PER_SECOND, Pace
 from router.frontend.waiting_room import WaitingRoom
-from router.siblings import Place
+from router.sibling_processes import Place
 
 gaps = st.lists(st.floats(0, 0.1), min_size=1, max_size=600)
 

@@ -12,7 +12,7 @@ from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.core.body_budget import BodyBudget, Holding
 from router.core.queueing.fair_order import FairOrder
-from router.core.queueing.lanes import Lanes
+from router.core.queueing.short_job_lanes import Lanes
 
 HOSTILE, GUEST, LARGE = Tenant("hostile"), Tenant("guest"), Tenant("large", weight=3.0)
 

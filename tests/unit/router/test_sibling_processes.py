@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvrelay.errors import ConfigError
-from router import siblings
+from router import sibling_processes
 from router.observability.traffic import Traffic
-from router.siblings import Place, Siblings
+from router.sibling_processes import Place, Siblings
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def test_answers_of_all_others_in_their_order(tmp_path: Path) -> None:
 async def test_one_that_is_busy_has_its_last_answer_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings, "ANSWER_S", 0.05)
+    monkeypatch.setattr(sibling_processes, "ANSWER_S", 0.05)
     asking, answering = (Siblings(Place(tmp_path, number, 2)) for number in range(2))
     free = asyncio.Event()
     free.set()
@@ -78,7 +78,7 @@ async def test_one_that_is_busy_has_its_last_answer_for_a_while(
         free.clear()
         assert await asking.ask("name", bytes, word="x") == [b"x"]
         assert await asking.ask("name", bytes, word="y") == [], "another question"
-        monkeypatch.setattr(siblings, "LAST_ANSWER_S", 0.0)
+        monkeypatch.setattr(sibling_processes, "LAST_ANSWER_S", 0.0)
         assert await asking.ask("name", bytes, word="x") == []
         monkeypatch.undo()
         free.set()
@@ -90,7 +90,7 @@ async def test_one_that_is_busy_has_its_last_answer_for_a_while(
 async def test_answers_that_are_too_long_or_not_understood_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(sibling_processes, "MAX_ANSWER", 1000)
     asking, answering = (Siblings(Place(tmp_path, number, 2)) for number in range(2))
 
     async def answer(size: int) -> bytes:
@@ -122,7 +122,7 @@ async def test_one_that_does_not_answer_is_left_out(
 ) -> None:
     """It hangs or ends at once or in the middle, says something else, or breaks the connection."""
     # The other one must answer in time on a busy machine.
-    monkeypatch.setattr(siblings, "ANSWER_S", 3.0 if hangs else 30.0)
+    monkeypatch.setattr(sibling_processes, "ANSWER_S", 3.0 if hangs else 30.0)
     places = [Place(tmp_path, number, 3) for number in range(3)]
     asking, answering = Siblings(places[0]), Siblings(places[2])
     answering.answer("name", echo)

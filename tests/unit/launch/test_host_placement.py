@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.config.pools import Resources
-from kvrelay.launch.placement import Node, needs, place, with_workers
+from kvrelay.launch.host_placement import Node, needs, place, with_workers
 from kvrelay.types.workers import POOLS, PoolName
 
 ONE = {"CPU": 1.0}

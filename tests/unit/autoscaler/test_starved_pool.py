@@ -13,7 +13,7 @@ from support.actuator_fleet import Cluster, Fleet
 
 from autoscaler.actuator import Actuator
 from autoscaler.rebalancing import PoolWorkers
-from autoscaler.room import ROOM_S, starved_pool
+from autoscaler.starved_pool import ROOM_S, starved_pool
 from kvrelay.clock import ManualClock
 from kvrelay.state.registry import Registry
 from kvrelay.types.workers import PoolName, Role

@@ -32,7 +32,7 @@ MAX_ANSWER = 2**24
 T = TypeVar("T")
 Answer = Callable[..., Awaitable[bytes]]
 
-log = get_logger("router.siblings")
+log = get_logger("router.sibling_processes")
 
 
 @dataclass(frozen=True, slots=True)
