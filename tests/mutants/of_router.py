@@ -447,9 +447,7 @@ MUTANTS = (
         PLACEMENT,
         "outlook_of(common, request.slo, now - request.arrival, ahead)",
         "outlook_of(common, request.slo, now - request.arrival, 0)",
-        (
-            "unit/router/core/test_path_prediction.py::test_with_an_slo_decode_workers_take_what_the_prefill_workers_cannot",
-        ),
+        ("unit/router/core/test_path_prediction.py::test_a_burst_is_helped_at_once",),
     ),
     Mutant(
         "one odd step does not change a worker's rate",

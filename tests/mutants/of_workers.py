@@ -124,9 +124,7 @@ MUTANTS = (
         "kvrelay/worker/sequence_check.py",
         "if not 0 <= min(spec.token_ids) <= max(spec.token_ids) < vocab_size:",
         "if False:",
-        (
-            "unit/worker/test_blame.py::test_a_token_that_the_model_does_not_have_is_its_own_requests_affair",
-        ),
+        ("unit/worker/test_sequence_check.py::test_what_a_model_cannot_run_is_refused",),
     ),
     Mutant(
         "a commit is for the sequence as it is",

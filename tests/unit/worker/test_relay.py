@@ -211,3 +211,5 @@ async def test_a_prompt_past_the_context_is_refused_by_the_worker_itself(
         failed = await decode.event()
         assert isinstance(failed, Failed)
         assert failed.code is Code.INVALID_ARGUMENT
+        # Told before any step, not by the step that fails.
+        assert "300 tokens do not fit into the context" in failed.message

@@ -267,6 +267,20 @@ def test_with_an_slo_decode_workers_take_what_the_prefill_workers_cannot(tenants
     assert median(helped) < 0.25, "help does not come at the last moment"
 
 
+def test_a_burst_is_helped_at_once() -> None:
+    """The first of a burst would be in time, and the last would not."""
+    cluster = VirtualCluster(1, 2, slots=64, slo=SLO)
+    cluster.prefill_tokens = 128
+    cluster.step()
+    for number in range(12):
+        one = request(f"r{number}", tuple(range(number, number + 640)))
+        cluster.submit(replace(one, arrival=cluster.now))
+    cluster.settle()
+    waits = [one.token_at[0] - one.request.arrival for one in cluster.records.values()]
+    assert median(waits) < 0.3
+    assert max(waits) < 0.4 * SLO["ttft_ms"] / 1000 + 0.1
+
+
 def test_the_prompts_of_a_tenant_are_helped_in_their_order() -> None:
     """A decode worker of this cluster takes no time, so the prompts that it prefills are those with
     an early first token.
