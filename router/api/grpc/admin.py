@@ -108,7 +108,8 @@ class ClusterService(ClusterServiceServicer):
         roles = [name for name in request.names if name in ROLES] if request.names else ROLES
         model, known = await self._of_workers(request.model, request.names)
         chosen = {worker_id for worker_id, role in known.items() if role in roles}
-        chosen.update(_existing(known, [name for name in request.names if name not in ROLES]))
+        workers = [name for name in request.names if name not in ROLES]
+        chosen.update(_existing(known, workers, f"; {', '.join(ROLES)} name all of a pool"))
         await model.registry.request_restart(chosen)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
 
@@ -202,13 +203,15 @@ async def _workers(model: ServedModel) -> dict[str, Role]:
     return standbys | {one.worker_id: one.pool for one in model.driver.known}
 
 
-def _existing(known: Collection[str], names: Sequence[str]) -> Sequence[str]:
-    """Returns the names if all of them are known workers. Raises NotFound."""
+def _existing(known: Collection[str], names: Sequence[str], others: str = "") -> Sequence[str]:
+    """Returns the names if all of them are known workers. Raises NotFound, whose message ends with
+    `others`: which names are allowed besides.
+    """
     for name in names:
         if name not in known:
             raise NotFound(
                 f"worker {name!r:.100} does not exist; the workers are "
-                f"{', '.join(sorted(known)) or 'none'}",
+                f"{', '.join(sorted(known)) or 'none'}{others}",
                 field="worker_id",
             )
     return names

@@ -160,6 +160,7 @@ async def test_a_restart_of_nobody_restarts_nobody(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await admin.RestartWorkers(pb.RestartWorkersRequest(names=["decode", "decode-9"]))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "prefill, decode, standby name all of a pool" in str(caught.value.details())
     assert router.registry.restarting == set()
 
 
