@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -93,6 +94,8 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            # The script of a peer imports a module beside it.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"},
         )
         try:
             self.facts = self._ask(settings, _READY_WITHIN_S)

@@ -21,6 +21,8 @@ from kvrelay.errors import ConfigError, Unavailable
 
 # Timeout of one command, including its connection.
 TIMEOUT_S = 2.0
+# Calls at a time, each of which has a connection: many workers may come or go at once.
+MAX_CALLS = 32
 
 Command = tuple[str | int | bytes, ...]
 
@@ -41,6 +43,7 @@ class RedisConnection:
             raise ConfigError(f"redis.url: {error}") from None
         self._where = _without_credentials(url)
         self._namespace = namespace
+        self._slots = asyncio.Semaphore(MAX_CALLS)
         self._probe, self._probes = secrets.token_hex(8), 0
 
     async def __aenter__(self) -> Self:
@@ -116,7 +119,7 @@ class RedisConnection:
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S), self._slots:
                 yield
         except TimeoutError:
             raise Unavailable(f"Redis at {self._where}: no answer within {TIMEOUT_S:g} s") from None

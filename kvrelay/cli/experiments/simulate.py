@@ -148,7 +148,6 @@ def simulate(
     Example: kvrelay simulate --profile m.json --rate 8 --num-requests 1000 --goodput ttft:500
     --sweep pools=1:3,2:2,3:1 --sweep prefill.chunk_tokens=256,512 --html sweep.html
     """
-    from kvrelay.loadtest.slo import parse_slos
     from kvrelay.simulation.options import parse_failures, parse_pool, parse_sweep
 
     options.can_be_written(file, html)
@@ -176,7 +175,7 @@ def simulate(
         message_ms=message_ms,
         step_ms=step_ms,
         load=load,
-        slos=parse_slos([*(goodput or ()), *(slo or ())]),
+        slos=options.objectives(goodput, slo),
     )
     points = parse_sweep(sweep or ())
     with _failures_exit():

@@ -88,7 +88,6 @@ def run(
     from kvrelay.cli.loadtest.run import Settings, run_test
     from kvrelay.client.connection import Connection
     from kvrelay.loadtest.report.tables import report_table
-    from kvrelay.loadtest.slo import parse_slos
 
     options.can_be_written(file, html)
     seed = options.seed_of(seed)
@@ -120,7 +119,7 @@ def run(
         admin,
         metrics,
         vocab_size,
-        parse_slos([*(goodput or ()), *(slo or ())]),
+        options.objectives(goodput, slo),
         connection,
         model,
     )
@@ -179,7 +178,6 @@ def sweep(
     from kvrelay.cli.loadtest.run import Settings, run_sweep
     from kvrelay.client.connection import Connection
     from kvrelay.loadtest.report.tables import sweep_table
-    from kvrelay.loadtest.slo import parse_slos
 
     options.can_be_written(file, html)
     options.above_zero(attainment=attainment, precision=precision)
@@ -187,7 +185,7 @@ def sweep(
         raise typer.BadParameter(
             f"--attainment {attainment:g} is above 1; give a share such as 0.9."
         )
-    slos = parse_slos([*(goodput or ()), *(slo or ())])
+    slos = options.objectives(goodput, slo)
     if not slos:
         raise typer.BadParameter(
             "a sweep requires objectives; give --goodput ttft:MS tpot:MS e2e:MS."

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from kvrelay.config.special_file import is_special
+from kvrelay.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from kvrelay.loadtest.slo import Slo
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import PlannedRequest, Workload
 
@@ -358,3 +360,18 @@ def sweep_rates(text: str) -> list[float] | tuple[float, float]:
             "second, above 0."
         )
     return (rates[0], rates[1]) if dots else rates
+
+
+def objectives(goodput: list[str] | None, words: list[str] | None) -> tuple[Slo, ...]:
+    """Returns the objectives of --goodput, whose values after the first are words of the command
+    line. Raises InvalidArgument, also for a word that no option takes.
+    """
+    from kvrelay.loadtest.slo import parse_slos
+
+    for word in words or ():
+        if not goodput or ":" not in word:
+            raise InvalidArgument(
+                f"unexpected argument {word!r:.100}; begin a value with its option, such as "
+                "--rate 4"
+            )
+    return parse_slos([*(goodput or ()), *(words or ())])

@@ -164,3 +164,10 @@ def test_the_peer_is_given_the_libraries_that_come_with_it(tmp_path: Path) -> No
     assert interpreter == str(python)
     assert Path(script).name == "vllm_engine.py"
     assert Path(script).stat().st_mode & stat.S_IFREG
+
+
+def test_the_peers_script_finds_the_module_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    # It reads its settings, after its imports.
+    with pytest.raises(Unavailable, match="the engine failed: KeyError"):
+        EngineProcess(vllm_command(sys.executable), {})

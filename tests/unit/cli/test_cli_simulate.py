@@ -242,3 +242,20 @@ def test_a_memory_of_the_machine_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert "is auto, which depends on the machine" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "profile.json"],
+        ["simulate", "--sweep", "pools=1:1", "1:3"],
+        ["simulate", "--goodput", "ttft:200", "profile.json"],
+        ["loadtest", "run", "run.json"],
+        ["loadtest", "sweep", "1..16"],
+    ],
+)
+def test_a_word_that_belongs_to_no_option_is_told(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    assert f"unexpected argument '{command[-1]}'" in capsys.readouterr().err

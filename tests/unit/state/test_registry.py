@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -89,6 +90,17 @@ async def test_workers_come_back_as_published_and_by_id(registry: Registry) -> N
     for name in ("decode-1", "prefill-0", "decode-0"):
         await registry.publish_worker(worker(name))
     assert await registry.workers() == (worker("decode-0"), worker("decode-1"), worker("prefill-0"))
+
+
+async def test_many_calls_at_once_take_few_connections(
+    server: EmbeddedRedis, registry: Registry
+) -> None:
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        taken = len(await client.client_list())
+        await client.config_set("maxclients", taken + redis_connection.MAX_CALLS + 8)
+    infos = [worker(f"decode-{number}") for number in range(500)]
+    await asyncio.gather(*(registry.publish_worker(one, ttl_s=60.0) for one in infos))
+    assert len(await registry.workers()) == len(infos)
 
 
 async def test_an_entry_expires_without_heartbeat(registry: Registry) -> None:
