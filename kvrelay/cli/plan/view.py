@@ -59,10 +59,15 @@ def _summary(plan: Plan) -> str:
     """Says in short what a worker is and holds, and for a workload what serves it."""
     users = plan.users[0]
     most = min(users.by_memory, users.by_latency)
-    told = (
-        f"{plan.question.model.name} on {plan.devices} x {plan.question.device.full_name}: "
-        f"{_count(most)} users of {users.context:,} tokens at once."
-    )
+    told = f"{plan.question.model.name} on {plan.devices} x {plan.question.device.full_name}: "
+    if users.by_memory and not users.by_latency:
+        itl_ms = plain(plan.question.slo.itl_s * 1000)
+        told += (
+            f"a worker of this size serves no user of {users.context:,} tokens within an ITL of "
+            f"{itl_ms} ms."
+        )
+    else:
+        told += f"{_count(most)} users of {users.context:,} tokens at once."
     if plan.question.users:
         # With --users, the table has one wall.
         (wall,) = plan.walls

@@ -154,6 +154,13 @@ def test_the_summary_answers_for_the_users_that_were_given(
     assert "--users" not in plan(capsys, "llama-3-8b")[1]
 
 
+def test_the_summary_says_what_a_worker_cannot_serve(capsys: Capture) -> None:
+    _, text, _ = plan(capsys, "llama-3.1-8b", "--device", "h100", "--itl-ms", "4")
+    said = " ".join(text.split())
+    assert "a worker of this size serves no user of 4,096 tokens within an ITL of 4 ms." in said
+    assert "0 users" not in said.partition("Model and device")[0]
+
+
 def test_the_json_has_every_section(capsys: Capture) -> None:
     found = document(capsys, "llama-3.1-8b", *WORKLOAD, "--ttft-ms", "500", "--itl-ms", "30")
     assert found["kv"]["bytes_per_token"] == 131_072
