@@ -21,7 +21,7 @@ from unit.router.test_several_models import (
     running,
     tokens_over_grpc,
 )
-from unit.router.test_siblings import running as answering
+from unit.router.test_sibling_processes import running as answering
 
 from kvrelay.cli.main import run
 from kvrelay.config.adapters import AdaptersConfig
