@@ -303,7 +303,7 @@ MUTANTS = (
     Mutant(
         "tenants wait",
         "router/frontend/waiting_room.py",
-        "if not wait_s:\n            return\n",
+        "if not wait_s or (poll and waiting[name] >= MAX_POLLS):\n            return\n",
         "return\n",
         (
             "unit/router/api/test_pacing.py::test_polls_wait_for_their_own_tenant_only",

@@ -509,7 +509,8 @@ MUTANTS = (
         "pending.sort(key=len)",
         "pass",
         (
-            "unit/worker/test_bisection.py::test_neighbours_of_many_culprits_side_by_side_are_not_taken_for_more_of_them",
+            "unit/worker/test_bisection.py::"
+            "test_a_batch_whose_first_half_fails_is_not_taken_for_a_broken_engine",
         ),
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +77,13 @@ def test_neighbours_of_many_culprits_side_by_side_are_not_taken_for_more_of_them
     first = data.draw(st.integers(0, size - 1))
     count = data.draw(st.integers(1, max(1, size // 2)))
     culprits = frozenset(range(first, min(size, first + count)))
+    outcomes = apart(size, Engine(culprits))
+    assert {one for one, outcome in outcomes.items() if isinstance(outcome, Exception)} == culprits
+
+
+@pytest.mark.parametrize("size", [2, 7, 16, 33, 64])
+def test_a_batch_whose_first_half_fails_is_not_taken_for_a_broken_engine(size: int) -> None:
+    culprits = frozenset(range(size // 2))
     outcomes = apart(size, Engine(culprits))
     assert {one for one, outcome in outcomes.items() if isinstance(outcome, Exception)} == culprits
 

@@ -69,6 +69,7 @@ async def test_the_oldest_handshake_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router.api.http.connections.acceptor, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(router.api.http.connections.acceptor, "HANDSHAKE_S", 3600.0)
     async with listening(tmp_path) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await greeted(port)

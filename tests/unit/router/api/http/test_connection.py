@@ -382,6 +382,7 @@ async def test_connections_over_the_bound_are_ended_and_others_go_on(
     for reader, writer in held:
         await ask_halfway(cluster, reader, writer)
     reader, writer = await connect(cluster)
+    writer.write(head(cluster, "GET /version") + b"\r\n")
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
