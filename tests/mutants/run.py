@@ -44,6 +44,8 @@ OTHERS = (
 # A test that takes longer hangs, which is one way to fail; time-outs of gRPC might end it after a
 # minute
 TEST_S = 40
+# A test that pytest cannot end, as one that waits in a destructor, is killed after this time.
+HUNG_S = 300
 NO_TESTS_FAILED, SOME_TESTS_FAILED = 0, 1  # pytest's exit codes; any other is not about the tests
 
 
@@ -67,14 +69,17 @@ class Copy:
         if where.split() != [str(root / one / "__init__.py") for one in ("kvrelay", "router")]:
             raise SystemExit(f"the copy in {root} is not what would be tested, but {where}")
 
-    def outcome(self, *tests: str, jobs: int = 0) -> subprocess.CompletedProcess[str]:
+    def outcome(
+        self, *tests: str, jobs: int = 0, hung_s: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Returns what pytest said, up to the first that fails. jobs: processes beside pytest's
-        own. Raises DoesNotApply if they cannot be run.
+        own. Raises DoesNotApply if they cannot be run, and TimeoutExpired after `hung_s` seconds.
         """
         options = ["-x", "-p", "no:cacheprovider", "--tb=line", "--timeout", str(TEST_S)]
         if jobs:
             options += ["-n", str(jobs), "--dist", "loadfile"]
-        done = self._python("-m", "pytest", *options, *(f"tests/{test}" for test in tests))
+        named = [f"tests/{test}" for test in tests]
+        done = self._python("-m", "pytest", *options, *named, seconds=hung_s)
         if done.returncode not in (NO_TESTS_FAILED, SOME_TESTS_FAILED):
             raise DoesNotApply(
                 f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
@@ -92,14 +97,18 @@ class Copy:
         self._write(path, mutant.source(self.root))
         begin = time.monotonic()
         try:
-            passed = [
-                test for test in mutant.tests if self.outcome(test).returncode == NO_TESTS_FAILED
-            ]
+            passed = [test for test in mutant.tests if self._passes(test)]
         finally:
             self._write(path, whole)
         if passed:
             raise Survived(", ".join(passed))
         return time.monotonic() - begin
+
+    def _passes(self, test: str) -> bool:
+        try:
+            return self.outcome(test, hung_s=HUNG_S).returncode == NO_TESTS_FAILED
+        except subprocess.TimeoutExpired:
+            return False
 
     def _write(self, path: Path, source: str) -> None:
         """Replaces a file, and what was compiled of it: the file may be as old and as long as
@@ -108,7 +117,9 @@ class Copy:
         path.write_text(source)
         Path(cache_from_source(path)).unlink(missing_ok=True)
 
-    def _python(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _python(
+        self, *words: str, seconds: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *words],
             cwd=self.root,
@@ -116,6 +127,7 @@ class Copy:
             capture_output=True,
             text=True,
             check=False,
+            timeout=seconds,
         )
 
 
