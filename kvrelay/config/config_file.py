@@ -221,7 +221,9 @@ def load_policy(path: Path) -> AutoscalingPolicy:
     try:
         load_profile(policy)
     except ConfigError as error:
-        raise ConfigError(f"{file.where(('profile',))}: profile: {error.message}") from None
+        # A name may be as long as the file.
+        message = error.message if len(error.message) < 1000 else f"{error.message[:300]} ..."
+        raise ConfigError(f"{file.where(('profile',))}: profile: {message}") from None
     return policy
 
 
@@ -234,13 +236,15 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
             raise ConfigError(f"{policy.profile} is not a file")
         with open(policy.profile, encoding="utf-8") as file:
             profile = Profile.parse(file.read(_MAX_PROFILE))
-    except OSError as error:
-        raise ConfigError(
-            f"{policy.profile} cannot be read: {error.strerror}; write it with `kvrelay profile "
-            "--json FILE`"
-        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{policy.profile} is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        # ValueError: a name with a NUL, or with half of a surrogate pair.
+        reason = getattr(error, "strerror", None) or "no file has such a name"
+        raise ConfigError(
+            f"{policy.profile} cannot be read: {reason}; write it with `kvrelay profile --json "
+            "FILE`"
+        ) from None
     except InvalidArgument as error:
         raise ConfigError(f"{policy.profile}: {error.message}") from None
     if min(profile.costs.prefill_s(1), profile.costs.decode_s(1, 1)) < _LEAST_STEP_S:

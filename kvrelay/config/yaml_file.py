@@ -99,16 +99,20 @@ def _printable(key: str) -> str:
 
 
 def _text(path: Path, may_be_pipe: bool) -> str:
-    if path.is_dir():
-        # An empty name stands for the current folder.
-        raise ConfigError(f"{path}: is a folder; give the name of a YAML file")
-    if is_special(path) and not may_be_pipe:
-        raise ConfigError(f"{path}: is not a regular file; give the name of a YAML file")
     try:
+        if path.is_dir():
+            # An empty name stands for the current folder.
+            raise ConfigError(f"{path}: is a folder; give the name of a YAML file")
+        if is_special(path) and not may_be_pipe:
+            raise ConfigError(f"{path}: is not a regular file; give the name of a YAML file")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        # ValueError: a name with a NUL, or with half of a surrogate pair.
+        reason = getattr(error, "strerror", None) or "no file has such a name"
+        name = str(path)
+        shown = name if len(name) <= 300 and name.isprintable() else f"{name!a:.300}"
+        raise ConfigError(f"{shown}: cannot be read: {reason}") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}:1: the file is larger than {MAX_BYTES} bytes")
     try:
