@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.file_name import shown_name, why_unreadable
 from kvrelay.config.model_sections import ModelSections
 from kvrelay.config.pools import KvConfig, PoolKvConfig
 from kvrelay.config.schema import ClusterConfig
@@ -221,9 +222,7 @@ def load_policy(path: Path) -> AutoscalingPolicy:
     try:
         load_profile(policy)
     except ConfigError as error:
-        # A name may be as long as the file.
-        message = error.message if len(error.message) < 1000 else f"{error.message[:300]} ..."
-        raise ConfigError(f"{file.where(('profile',))}: profile: {message}") from None
+        raise ConfigError(f"{file.where(('profile',))}: profile: {error.message}") from None
     return policy
 
 
@@ -231,26 +230,23 @@ def load_profile(policy: AutoscalingPolicy) -> Profile | None:
     """Returns the step costs that the policy names, None if it names none. Raises ConfigError."""
     if policy.profile is None:
         return None
+    name = shown_name(policy.profile)
     try:
         if os.path.isdir(policy.profile) or is_special(policy.profile):
-            raise ConfigError(f"{policy.profile} is not a file")
+            raise ConfigError(f"{name} is not a file")
         with open(policy.profile, encoding="utf-8") as file:
             profile = Profile.parse(file.read(_MAX_PROFILE))
     except UnicodeDecodeError:
-        raise ConfigError(f"{policy.profile} is not UTF-8") from None
+        raise ConfigError(f"{name} is not UTF-8") from None
     except (OSError, ValueError) as error:
-        # ValueError: a name with a NUL, or with half of a surrogate pair.
-        reason = getattr(error, "strerror", None) or "no file has such a name"
         raise ConfigError(
-            f"{policy.profile} cannot be read: {reason}; write it with `kvrelay profile --json "
-            "FILE`"
+            f"{name} cannot be read: {why_unreadable(error)}; write it with `kvrelay profile "
+            "--json FILE`"
         ) from None
     except InvalidArgument as error:
-        raise ConfigError(f"{policy.profile}: {error.message}") from None
+        raise ConfigError(f"{name}: {error.message}") from None
     if min(profile.costs.prefill_s(1), profile.costs.decode_s(1, 1)) < _LEAST_STEP_S:
-        raise ConfigError(
-            f"{policy.profile}: its steps take no time; write it again with `kvrelay profile`"
-        )
+        raise ConfigError(f"{name}: its steps take no time; write it again with `kvrelay profile`")
     return profile
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from kvrelay.config.file_name import shown_name, why_unreadable
 from kvrelay.config.special_file import is_special
 from kvrelay.errors import ConfigError
 
@@ -108,11 +109,7 @@ def _text(path: Path, may_be_pipe: bool) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        # ValueError: a name with a NUL, or with half of a surrogate pair.
-        reason = getattr(error, "strerror", None) or "no file has such a name"
-        name = str(path)
-        shown = name if len(name) <= 300 and name.isprintable() else f"{name!a:.300}"
-        raise ConfigError(f"{shown}: cannot be read: {reason}") from None
+        raise ConfigError(f"{shown_name(path)}: cannot be read: {why_unreadable(error)}") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}:1: the file is larger than {MAX_BYTES} bytes")
     try:

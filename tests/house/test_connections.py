@@ -5,10 +5,9 @@ all of them.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router", "autoscaler")
+from support.source import PACKAGES, ROOT
+
 NOT_OF_A_CLUSTER = ("kvrelay/v1/", "kvrelay/bench/", "kvrelay/loadtest/", "kvrelay/verify/")
 OPENS = re.compile(
     r"\b(insecure_channel|secure_channel|add_insecure_port|add_secure_port|open_connection|open_unix_connection"

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.source import PACKAGES, ROOT
 
-import kvrelay
-
-ROOT = Path(kvrelay.__file__).parents[1]
-PACKAGES = ("autoscaler", "decode_worker", "kv_transfer", "kvrelay", "prefill_worker", "router")
 Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

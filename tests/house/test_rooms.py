@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("autoscaler", "decode_worker", "kv_transfer", "kvrelay", "prefill_worker", "router")
+from support.source import PACKAGES, ROOT
 
 MOST_MODULES = 20
 

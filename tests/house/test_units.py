@@ -8,16 +8,14 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from docs_site import parts_of
+from support.source import PACKAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # Where decimal sizes stand beside data sheets, or beside what other programs print.
 DECIMAL = ("kvrelay/planning", "kvrelay/cli/plan", "kvrelay/bench", "kvrelay/config/size.py")
 DECIMAL_PAGES = ("docs/guides/planning.md", "docs/guides/docker-compose.md", "docs/benchmarks")
-PACKAGES = ("kvrelay", "router", "kv_transfer", "prefill_worker", "decode_worker", "autoscaler")
 SOURCES = sorted(
     str(path.relative_to(ROOT))
     for package in PACKAGES

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.catalogue import MUTANTS
 from mutants.mutant import ROOT, DoesNotApply, Mutant
+from support.source import PACKAGES
 
-PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router", "autoscaler")
 OTHERS = (
     "tests",
     "proto",

@@ -278,7 +278,7 @@ def test_a_burst_is_helped_at_once() -> None:
     cluster.settle()
     waits = [one.token_at[0] - one.request.arrival for one in cluster.records.values()]
     assert median(waits) < 0.3
-    assert max(waits) < 0.4 * SLO["ttft_ms"] / 1000 + 0.1
+    assert max(waits) < 0.9
 
 
 def test_the_prompts_of_a_tenant_are_helped_in_their_order() -> None:
