@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import signal
 import sys
 import threading
@@ -25,20 +26,21 @@ class InterruptAt:
 
     def __init__(self, moment: int) -> None:
         self._left = moment
-        # Python 3.11 has been seen to call a profile function that was freed.
-        self._profile = self._see
         self._ended = False
         self.raised = False
 
     def __enter__(self) -> InterruptAt:
+        # The collector calls functions of Python, such as Hypothesis's, wherever it runs.
+        gc.disable()
         self._before = signal.signal(signal.SIGINT, self._handle)
-        sys.setprofile(self._profile)
+        sys.setprofile(self._see)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended = True
         sys.setprofile(None)
         signal.signal(signal.SIGINT, self._before)
+        gc.enable()
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
         if event in ("call", "c_return") and self._left >= 0 and not self._ended:
