@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -40,6 +42,21 @@ class RunningCluster:
     ) -> ClusterStatus:
         return await first_status(self.status, holds, what, seconds)
 
+    async def kill_a_busy_decode_worker(self) -> None:
+        """One that runs something by the last report. None, if none says so for three seconds: what
+        it ran has ended.
+        """
+        try:
+            status = await self.until(
+                lambda status: any(worker.load.running for worker in status.pools[1].workers),
+                "a decode worker runs something",
+                seconds=3.0,
+            )
+        except AssertionError:
+            return
+        doomed = next(worker for worker in status.pools[1].workers if worker.load.running)
+        os.kill(doomed.pid, signal.SIGKILL)
+
     async def settled(
         self, prefill: int = 2, decode: int = 2, seconds: float = 60.0
     ) -> ClusterStatus:
@@ -57,6 +74,16 @@ class RunningCluster:
             )
 
         return await self.until(at_rest, f"{wanted} workers, all idle, all blocks back", seconds)
+
+
+async def until_a_fault_hits(attempts: Callable[[], Awaitable[int]], tries: int = 5) -> None:
+    """Calls it until an answer took more than one attempt. A report of who runs what is older than
+    the truth, so an answer may end just before the worker that gave it dies.
+    """
+    for _ in range(tries):
+        if await attempts() > 1:
+            return
+    raise AssertionError(f"no fault hit an answer in {tries} tries")
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from support.running_cluster import RunningCluster
+from support.running_cluster import RunningCluster, until_a_fault_hits
 
 from kvrelay.client import AsyncStream, Completion
 
@@ -39,20 +39,18 @@ async def test_a_stream_outlives_its_decode_worker(
 ) -> None:
     await cluster.settled()
     expected = await stream(cluster, **sampling).result()
-    doomed = used(expected)[-1][1]
     await cluster.settled()
-    async with stream(cluster, **sampling) as running:
-        await anext(running)
-        busy = await cluster.until(
-            lambda status: any(worker.load.running for worker in status.pools[1].workers),
-            "a decode worker runs it",
-        )
-        doomed = next(worker for worker in busy.pools[1].workers if worker.load.running)
-        os.kill(doomed.pid, signal.SIGKILL)
-        completion = await running.result()
-    assert completion.token_ids == expected.token_ids
-    assert len(used(completion)) > 1, "the fault happened"
-    await cluster.settled()
+
+    async def attempts() -> int:
+        async with stream(cluster, **sampling) as running:
+            await anext(running)
+            await cluster.kill_a_busy_decode_worker()
+            completion = await running.result()
+        assert completion.token_ids == expected.token_ids
+        await cluster.settled()
+        return len(used(completion))
+
+    await until_a_fault_hits(attempts)
 
 
 @pytest.mark.long
