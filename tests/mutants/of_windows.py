@@ -111,7 +111,10 @@ MUTANTS = (
         VACATED,
         "while not self._going[windowed].isdisjoint(blocks):",
         "while False:",
-        ("unit/engine/base/test_vacated_memory.py::test_what_is_taken_again_keeps_its_content",),
+        (
+            "unit/engine/base/test_vacated_memory.py"
+            "::test_what_is_being_given_back_is_taken_afterwards",
+        ),
     ),
     Mutant(
         "blocks tell their memory that they are in use again",

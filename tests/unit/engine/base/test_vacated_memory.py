@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import threading
 
 import pytest
 import torch
 
+from kvrelay.engine.base import vacated_memory
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.vacated_memory import VacatedMemory
 from kvrelay.types.kv_layout import KvLayout, LayerKv
@@ -56,6 +58,32 @@ def test_what_is_taken_again_keeps_its_content() -> None:
     assert all(read(pool, *part) == {value} for part, value in held.items())
     # Each part of a block is two pages.
     assert pool.stored_bytes == len(held) * 2 * mmap.PAGESIZE
+    pool.close()
+
+
+def test_what_is_being_given_back_is_taken_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KvPool(LAYOUT, BLOCKS)
+    events: list[str] = []
+
+    def take() -> None:
+        pool.vacated.take([1], windowed=False)
+        events.append("taken")
+
+    taker = threading.Thread(target=take)
+
+    def give_back(_fd: int, _offset: int, _length: int) -> int:
+        if not events:
+            taker.start()
+            # Long enough for a take that does not wait.
+            taker.join(timeout=0.5)
+            events.append("given back")
+        return 0
+
+    monkeypatch.setattr(vacated_memory, "_punch", give_back)
+    pool.vacated.give_up([1])
+    pool.vacated.settle()
+    taker.join()
+    assert events == ["given back", "taken"]
     pool.close()
 
 
