@@ -24,8 +24,8 @@ def plan_to_json(plan: Plan) -> Json:
         "model": {
             "name": model.name,
             "source": model.source,
-            "parameters": model.parameters,
-            "active_parameters": model.active_parameters,
+            "parameters": round(model.parameters),
+            "active_parameters": round(model.active_parameters),
             "layers": len(model.shape.layers),
             "attention": plan.kv.kinds,
             "max_tokens": model.shape.max_position or None,
