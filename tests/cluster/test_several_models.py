@@ -58,6 +58,7 @@ def decode_workers(status: ClusterStatus) -> int:
     return len(status.pools[1].workers)
 
 
+@pytest.mark.long
 async def test_models_answer_die_and_sleep_apart(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)

@@ -178,6 +178,7 @@ async def test_a_failover_that_loses_the_lease_makes_no_second_fleet() -> None:
                 await judge.until(lambda: "decode-bb-0" in second.fleet.workers)
 
 
+@pytest.mark.long
 async def test_the_second_controller_stands_by_and_takes_over() -> None:
     async with data_server() as server:
         url = f"redis://{server.address}"

@@ -49,6 +49,7 @@ def asked_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.sweep(2)
 def test_the_effective_configuration_is_one_that_loads(

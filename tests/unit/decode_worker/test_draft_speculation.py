@@ -84,6 +84,7 @@ async def test_answers_are_the_same_as_without(
         assert 0 < accepted < drafted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
     tiny_model: Callable[..., Path], seed: int

@@ -88,6 +88,7 @@ def differing(found: Answers, expected: Answers) -> list[str]:
     return [name for name, answer in expected.items() if found[name] != answer]
 
 
+@pytest.mark.long
 @METHODS
 @pytest.mark.sweep(3)
 async def test_answers_do_not_depend_on_others_memory_or_drafts(
@@ -117,6 +118,7 @@ async def test_a_sequence_goes_on_elsewhere_as_it_would_have(
     await check_moves(tiny_model("llama"), settings, specs(12, seed=1), seed=2, plain=settings)
 
 
+@pytest.mark.long
 @METHODS
 @pytest.mark.sweep(3)
 async def test_a_sequence_that_joins_while_another_evicts_evicts_in_time(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,6 +230,7 @@ def test_a_large_batch_guesses_nothing() -> None:
     assert [work.draft for work in scheduler.next(now=0.0)] == [(7, 7, 7), (7, 7, 7)]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(

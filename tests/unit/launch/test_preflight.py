@@ -54,6 +54,7 @@ def test_what_cannot_fit_is_refused_before_anything_starts(
         preflight.check_machine(loaded, is_local=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("window", "refused"), [(None, False), (64, True), (512, False)])
 @pytest.mark.sweep(3)
 def test_tokens_are_not_dropped_from_windows(

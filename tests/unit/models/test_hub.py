@@ -91,6 +91,7 @@ def test_a_bad_index_is_left_to_the_loader(folder: Path, tmp_path: Path, index: 
     assert "model.safetensors" in hub.downloads
 
 
+@pytest.mark.long
 def test_complete_files_are_kept_when_the_hub_fails(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     names = ["a.safetensors", "b.safetensors"]
@@ -163,6 +164,7 @@ class TestRefusals:
         assert f"the model is not in {tmp_path / 'hub'}" in message
         assert ("HF_HUB_OFFLINE forbids" if offline else "HF_ENDPOINT") in message
 
+    @pytest.mark.long
     def test_a_part_in_the_cache(self, folder: Path, tmp_path: Path) -> None:
         def gone(name: str, sent: int) -> None:
             if name == "model.safetensors":

@@ -39,6 +39,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RouterCluster]:
             await made.close()
 
 
+@pytest.mark.long
 async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(
     cluster: RouterCluster,
 ) -> None:

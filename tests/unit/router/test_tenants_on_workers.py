@@ -86,6 +86,7 @@ async def command(cluster: Cluster, tenant: str, *arguments: str) -> tuple[int, 
     return process.returncode, said
 
 
+@pytest.mark.long
 async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster) -> None:
     ca = cluster.ca.read_bytes()
     cached: list[tuple[str, bool]] = []

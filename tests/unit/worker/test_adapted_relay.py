@@ -116,6 +116,7 @@ async def test_the_prefix_caches_keep_the_kv_of_different_weights_apart(
                 assert (cached_tokens, cached_blocks) == ((0, 0), (56, 7))[turn]
 
 
+@pytest.mark.long
 async def test_a_worker_without_the_adapter_refuses_the_request(
     adapters: tuple[Path, Path, Path],
 ) -> None:

@@ -88,6 +88,7 @@ async def waits(info: WorkerInfo) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_blocks_of_an_export_wake_a_prompt(running: Workers, export: Export) -> None:
     decode, _, _ = await fetching(running, export)
     await decode.send(RunLocal(spec("waits", 50, MAX_LEN)))

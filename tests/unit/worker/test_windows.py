@@ -95,6 +95,7 @@ async def test_answers_are_those_of_all_kv(
         assert found == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["auto", "grpc", "gloo"])
 @pytest.mark.sweep(3)
 async def test_sequences_are_handed_over_and_move(

@@ -59,6 +59,7 @@ async def opened(*clients: Client) -> None:
         await one.until(lambda tier: not tier.skipped)
 
 
+@pytest.mark.long
 async def test_two_workers_share_stores_across_a_restart() -> None:
     async with store() as (first, _), store() as (second, _):
         made = toy_config([stores(first, second)])
@@ -95,6 +96,7 @@ async def test_another_worker_finds_blocks_while_most_memory_is_free() -> None:
             assert (await other.ask(prompt(0))).fetched_from == "remote"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.sweep(2)
 async def test_a_store_is_killed_again_and_again_under_load(seed: int) -> None:

@@ -187,6 +187,7 @@ async def test_what_is_too_much_is_dropped(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(held) == 4
 
 
+@pytest.mark.long
 async def test_a_killed_store_loses_its_blocks_only() -> None:
     killed, kept = StoreProcess(), StoreProcess()
     again = None

@@ -140,6 +140,7 @@ async def test_everything_on_the_disk_is_damaged(tmp_path: Path) -> None:
         await books_are_right(running)
 
 
+@pytest.mark.long
 async def test_a_foreign_models_files_are_not_read_and_make_room(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     made = toy_config(tiers(path, 60))
