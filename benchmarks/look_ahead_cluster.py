@@ -148,8 +148,11 @@ def row(name: str, report: Report) -> tuple[str, ...]:
 def main(
     policy: Annotated[list[str] | None, typer.Option(help="Policy; repeatable.")] = None,
     share: Annotated[float, typer.Option(help="Share of a core of each worker.")] = 0.2,
-    ramp_s: Annotated[float, typer.Option(help="Seconds in which the rate rises.")] = 120,
-    flat_s: Annotated[float, typer.Option(help="Seconds at the lowest and highest rate.")] = 30,
+    peak_workers: Annotated[
+        float, typer.Option(help="Prefill workers that the highest rate needs.")
+    ] = 2.0,
+    ramp_s: Annotated[float, typer.Option(help="Seconds in which the rate rises.")] = 60,
+    flat_s: Annotated[float, typer.Option(help="Seconds at the lowest and highest rate.")] = 45,
     profile: Annotated[
         Path | None, typer.Option(help="Profile of the demo model. Default: fit one.")
     ] = None,
@@ -164,8 +167,8 @@ def main(
         found = Profile.parse(profile.read_text())
     worker = slowed(found, share)
     prompt_s = worker.costs.prompt_s(round(parse_lengths(PROMPT, "prompt").mean), 512)
-    # Three prefill workers are four fifths busy at the peak.
-    peak = 0.8 * 3 / prompt_s
+    # So many prefill workers are four fifths busy at the peak.
+    peak = 0.8 * peak_workers / prompt_s
     load = Workload(
         rate=(
             Stage(LOW * peak, LOW * peak, flat_s),
