@@ -237,10 +237,12 @@ def compare(
     """
     from kvrelay.loadtest.html_report import compare_page
     from kvrelay.loadtest.report.report_file import load_report, write
-    from kvrelay.loadtest.report.tables import comparison_table
+    from kvrelay.loadtest.report.tables import comparison_table, load_differences
 
     options.can_be_written(html)
     reports = load_report(first), load_report(second)
+    if differences := load_differences(*reports):
+        note(f"the loads differ: {differences}")
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
     if html is not None:
         write(html, compare_page(reports, names))

@@ -17,6 +17,22 @@ from kvrelay.planning.quantity import plain
 
 _COLUMNS = tuple(one.name for one in fields(Summary))
 
+# Options of a load test that change what its figures mean.
+_LOAD_OPTIONS = (
+    "rate",
+    "concurrency",
+    "burstiness",
+    "num_requests",
+    "duration",
+    "prompt_tokens",
+    "output_tokens",
+    "text",
+    "trace",
+    "trace_start",
+    "time_scale",
+    "length_scale",
+)
+
 
 def report_table(report: Report) -> RenderableType:
     """Returns the latencies in milliseconds, what each of them is, the rates, the paths and the
@@ -136,6 +152,19 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
     table.add_section()
     table.add_row("errors", str(sum(first.errors.values())), str(sum(second.errors.values())), "")
     return table
+
+
+def load_differences(first: Report, second: Report) -> str:
+    """Returns how the loads of two tests differ, as a text for people; empty if they are alike.
+    Their seeds may differ.
+    """
+    told = []
+    for name in _LOAD_OPTIONS:
+        values = [one.options.get(name) for one in (first, second)]
+        if values[0] != values[1]:
+            before, after = ("not set" if one is None else f"{one!s:.60}" for one in values)
+            told.append(f"{name} {before} and {after}")
+    return "; ".join(told)
 
 
 def _narrow(title: str) -> Table:
