@@ -1,19 +1,25 @@
 """Runs unlike loads on a real local cluster and simulates the same loads, and prints the errors:
 `python benchmarks/simulation_against_reality.py --profile profile.json --out FOLDER`.
 
-Without --profile, a profile is fitted first. The requests of both are equal: lengths, token ids,
-seeds and times. FOLDER/CASE-real.json and FOLDER/CASE-simulated.json are reports for `kvrelay
+Without --profile, a profile is fitted first. Two more loads then calibrate the simulation: on a
+prefill and a decode worker, and on two decode workers. Their reports are FOLDER/calibration-1.json
+and FOLDER/calibration-2.json. The requests of a real and a simulated run are equal: lengths, token
+ids, seeds and times. FOLDER/CASE-real.json and FOLDER/CASE-simulated.json are reports for `kvrelay
 loadtest compare`. Run nothing else on the machine. The exit code is 1 if an error is above
 --limit-p50 or --limit-p99.
+
+With --decisions, each load runs with a second prefill worker and with a second decode worker, and
+the table shows which of the two has the lower median of E2E, really and simulated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,13 +40,14 @@ from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.loadtest.lengths import parse_lengths
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.rate import Rate, Stage, constant
-from kvrelay.loadtest.report.report_file import save
+from kvrelay.loadtest.report.report_file import load_report, save
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.senders.target import open_target
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.workload import PlannedRequest, Workload
 from kvrelay.planning.profile import Profile
-from kvrelay.simulation.scenario import Delays, Failure, Scenario
+from kvrelay.simulation.calibration import Calibration, calibrate
+from kvrelay.simulation.scenario import Failure, Scenario
 from kvrelay.simulation.simulation import simulate
 
 TIMEOUT_S = 600.0
@@ -63,6 +70,7 @@ class Case:
     step: float = 1.0
     # A decode worker dies after this share of the test.
     kill: float | None = None
+    prefill: int = 1
     decode: int = 1
 
 
@@ -71,9 +79,19 @@ CASES = (
     Case("long-answers", "16-96", "96-192"),
     Case("mixed", "lognormal:median=300,sigma=0.8,min=32,max=1500", "16-64"),
     Case("shared-prefix", "64-256", "16-64", shared=768),
-    Case("step", "200-600", "8-24", share=0.2, step=6.0),
+    Case("step", "200-600", "8-24", share=0.2, step=10.0),
     Case("killed", "100-400", "32-96", share=0.3, kill=0.4, decode=2),
 )
+
+# Unlike the loads above: what they tell of the cluster has to hold for others.
+CALIBRATION = (
+    Case("calibration-1", "32-800", "16-96", share=0.5),
+    Case("calibration-2", "32-400", "32-96", share=0.5, prefill=0, decode=2),
+)
+
+# Loads of the decisions, and their rate as a share of what one worker of each pool can take.
+DECISIONS = ("long-prompts", "long-answers", "mixed")
+DECISION_SHARE = 0.7
 
 
 def capacity(case: Case, profile: Profile, config: ClusterConfig) -> float:
@@ -86,7 +104,10 @@ def capacity(case: Case, profile: Profile, config: ClusterConfig) -> float:
     chunk = config.prefill.chunk_tokens
     prefill_s = costs.prompt_s(round(prompt) + 1, chunk, case.shared)
     step_s = costs.decode_s(batch, batch * (case.shared + prompt + answer / 2))
-    return min(1 / prefill_s, case.decode * batch / (step_s * max(1.0, answer - 1)))
+    answer_s = step_s / batch * max(1.0, answer - 1)
+    if not case.prefill:
+        return case.decode / (prefill_s + answer_s)
+    return min(case.prefill / prefill_s, case.decode / answer_s)
 
 
 def plan_of(case: Case, rate: float, requests: int, vocab_size: int, seed: int) -> Workload:
@@ -124,6 +145,7 @@ def config_of(case: Case, model: str) -> ClusterConfig:
     wanted: dict[str, object] = {
         **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": model,
+        "prefill.replicas": case.prefill,
         "decode.replicas": case.decode,
         "decode.max_batch": 16,
         "kv.memory": "256MiB",
@@ -188,7 +210,8 @@ def simulated(
     plan: list[PlannedRequest],
     options: dict[str, Any],
     slos: tuple[Slo, ...],
-    delays: Delays,
+    calibration: Calibration,
+    cores: int,
 ) -> Report:
     """Simulates the load."""
     failures = () if case.kill is None else (Failure("decode-0", plan[-1].at * case.kill),)
@@ -200,7 +223,9 @@ def simulated(
         },
         load_policy(Path(config.autoscaling)) if config.autoscaling else None,
         failures,
-        delays,
+        calibration.delays,
+        cores=cores,
+        times=calibration.times,
     )
     return simulate(scenario, plan, options, slos)
 
@@ -253,6 +278,122 @@ def errors(case: str, reality: Report, model: Report) -> Iterator[tuple[str, ...
         )
 
 
+def _recorded(
+    case: Case, config: ClusterConfig, profile: Profile, requests: int, seed: int, out: Path
+) -> Path:
+    """Runs a load on a local cluster and returns the file of its report."""
+    rate = case.share * capacity(case, profile, config)
+    load = plan_of(case, rate, requests, profile.vocab_size, seed)
+    log.print(f"{case.name}: {rate:.2f} requests/s")
+    plan = planned(case, load, profile.vocab_size)
+    report = asyncio.run(real(case, config, plan, {"case": case.name, **load.options()}, ()))
+    file = out / f"{case.name}.json"
+    save(report, file)
+    return file
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs loads on a local cluster and in the simulation."""
+
+    model: str
+    profile: Profile
+    calibration: Calibration
+    cores: int
+    requests: int
+    seed: int
+    # Folder for the reports.
+    out: Path
+
+    def run(self, case: Case, rate: float) -> tuple[Report, Report] | None:
+        """Returns the reports of both, or None if the cluster failed: the other loads count."""
+        found = self.profile
+        config = config_of(case, self.model)
+        load = plan_of(case, rate, self.requests, found.vocab_size, self.seed)
+        plan = planned(case, load, found.vocab_size)
+        # Objectives that some requests miss: three times an unloaded request.
+        lone = found.costs.prompt_s(600, 512) + found.costs.decode_s(8, 4000)
+        slos = (Slo("ttft", 3000 * lone), Slo("tpot", 1500 * found.costs.decode_s(8, 4000)))
+        options = {"model": self.model, "case": case.name, **load.options()}
+        log.print(f"{case.name}: {rate:.2f} requests/s")
+        model = simulated(
+            case,
+            config,
+            found,
+            plan,
+            {"target": "simulation", **options},
+            slos,
+            self.calibration,
+            self.cores,
+        )
+        save(model, self.out / f"{case.name}-simulated.json")
+        try:
+            reality = asyncio.run(real(case, config, plan, {"target": "cluster", **options}, slos))
+        except KvRelayError as error:
+            log.print(f"{case.name}: the cluster failed: {error.message}")
+            return None
+        save(reality, self.out / f"{case.name}-real.json")
+        return reality, model
+
+
+def compare_figures(
+    comparison: Comparison, cases: Sequence[Case], limit_p50: float, limit_p99: float
+) -> bool:
+    """Prints the errors of each load. Returns whether all are within the limits."""
+    table = Table(title="milliseconds where latencies; errors relative, of hit rates in points")
+    for column in ("load", "figure", "real", "simulated", "error", "limit"):
+        table.add_column(column)
+    limits = {"p50": limit_p50, "p99": limit_p99}
+    figures = missed = failed = 0
+    for case in cases:
+        rate = case.share * capacity(case, comparison.profile, config_of(case, comparison.model))
+        reports = comparison.run(case, rate)
+        if reports is None:
+            failed += 1
+            continue
+        for row in errors(case.name, *reports):
+            wrong = abs(float(row[4].rstrip("%")) / 100) > limits[row[5]]
+            figures += 1
+            missed += wrong
+            table.add_row(*row[:5], "above" if wrong else "within")
+    Console(width=110).print(table)
+    print(f"{figures - missed} of {figures} figures are within the limits")
+    return not missed and not failed
+
+
+def compare_decisions(comparison: Comparison, cases: Sequence[Case]) -> bool:
+    """Prints whether another prefill or another decode worker helps each load more, by the median
+    of E2E. Returns whether the simulation and the cluster agree on all.
+    """
+    table = Table(title="median E2E in ms with another prefill or decode worker; better is *")
+    for column in ("load", "real 2 + 1", "real 1 + 2", "simulated 2 + 1", "simulated 1 + 2", ""):
+        table.add_column(column)
+    agreed = 0
+    for case in cases:
+        # As much as one worker of each pool can take.
+        rate = capacity(case, comparison.profile, config_of(case, comparison.model))
+        medians: list[list[float]] = [[], []]
+        for prefill, decode in ((2, 1), (1, 2)):
+            name = f"{case.name}-{prefill}-{decode}"
+            reports = comparison.run(
+                replace(case, name=name, prefill=prefill, decode=decode), DECISION_SHARE * rate
+            )
+            for found, report in zip(medians, reports or (), strict=False):
+                summary = report.latencies()["E2E"]
+                found.append(1000 * summary.median if summary is not None else math.inf)
+        better = {found.index(min(found)) for found in medians if len(found) == 2}
+        agrees = len(better) == 1
+        agreed += agrees
+        cells = [
+            f"{value:.0f}{' *' if value == min(found) else ''}"
+            for found in medians
+            for value in found
+        ]
+        table.add_row(case.name, *cells, "agree" if agrees else "differ")
+    Console(width=110).print(table)
+    return agreed == len(cases)
+
+
 def main(
     model: Annotated[str, typer.Option(help="Model: a folder, a hub id, or demo.")] = "demo",
     profile: Annotated[
@@ -262,9 +403,16 @@ def main(
     case: Annotated[
         list[str] | None, typer.Option(help="Load to run; repeatable. Default: all.")
     ] = None,
-    request_ms: Annotated[float, typer.Option(help="Time from the client to the queue.")] = 1.0,
-    message_ms: Annotated[float, typer.Option(help="Time of a message.")] = 0.5,
-    step_ms: Annotated[float, typer.Option(help="Time of a worker between two steps.")] = 0.0,
+    calibrate_with: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--calibrate", help="Report of a load test to calibrate with; repeatable. Default: run."
+        ),
+    ] = None,
+    decisions: Annotated[
+        bool,
+        typer.Option("--decisions", help="Compare which pool should grow instead of latencies."),
+    ] = False,
     seed: int = 0,
     limit_p50: Annotated[float, typer.Option(help="Largest error of a median.")] = 0.05,
     limit_p99: Annotated[float, typer.Option(help="Largest error of a p99.")] = 0.15,
@@ -281,44 +429,21 @@ def main(
         profile = out / "profile.json"
         profile.write_text(json.dumps(fitted.to_json(), indent=1))
     found = Profile.parse(profile.read_text())
-    delays = Delays(request_ms / 1000, message_ms / 1000, step_ms / 1000)
-    rows: list[tuple[str, ...]] = []
-    failed: list[str] = []
-    for one in [known[name] for name in case] if case else CASES:
-        config = config_of(one, model)
-        rate = one.share * capacity(one, found, config)
-        load = plan_of(one, rate, requests, found.vocab_size, seed)
-        plan = planned(one, load, found.vocab_size)
-        # Objectives that some requests miss: three times an unloaded request.
-        lone = found.costs.prompt_s(600, 512) + found.costs.decode_s(8, 4000)
-        slos = (Slo("ttft", 3000 * lone), Slo("tpot", 1500 * found.costs.decode_s(8, 4000)))
-        options = {"model": model, "case": one.name, **load.options()}
-        log.print(f"{one.name}: {rate:.2f} requests/s")
-        model_report = simulated(
-            one, config, found, plan, {"target": "simulation", **options}, slos, delays
-        )
-        save(model_report, out / f"{one.name}-simulated.json")
-        try:
-            reality = asyncio.run(real(one, config, plan, {"target": "cluster", **options}, slos))
-        except KvRelayError as error:
-            # The other loads still count.
-            log.print(f"{one.name}: the cluster failed: {error.message}")
-            failed.append(one.name)
-            continue
-        save(reality, out / f"{one.name}-real.json")
-        rows += errors(one.name, reality, model_report)
-    table = Table(title="milliseconds where latencies; errors relative, of hit rates in points")
-    for column in ("load", "figure", "real", "simulated", "error", "limit"):
-        table.add_column(column)
-    limits = {"p50": limit_p50, "p99": limit_p99}
-    missed = 0
-    for row in rows:
-        wrong = abs(float(row[4].rstrip("%")) / 100) > limits[row[5]]
-        missed += wrong
-        table.add_row(*row[:5], "above" if wrong else "within")
-    Console(width=110).print(table)
-    print(f"{len(rows) - missed} of {len(rows)} figures are within the limits")
-    raise typer.Exit(1 if missed or failed else 0)
+    recorded = calibrate_with or [
+        _recorded(one, config_of(one, model), found, requests, seed + 1, out) for one in CALIBRATION
+    ]
+    chunk_tokens = config_of(CALIBRATION[0], model).prefill.chunk_tokens
+    tests = {str(one): load_report(one).rows for one in recorded}
+    calibration = calibrate(tests, found.costs, chunk_tokens)
+    cores = len(os.sched_getaffinity(0))
+    comparison = Comparison(model, found, calibration, cores, requests, seed, out)
+    if decisions:
+        cases = [known[name] for name in case or DECISIONS]
+        fine = compare_decisions(comparison, cases)
+    else:
+        cases = [known[name] for name in case or known]
+        fine = compare_figures(comparison, cases, limit_p50, limit_p99)
+    raise typer.Exit(0 if fine else 1)
 
 
 if __name__ == "__main__":

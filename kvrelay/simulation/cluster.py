@@ -12,6 +12,7 @@ from kvrelay.planning.profile import Profile
 from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.decode import SimulatedDecode
 from kvrelay.simulation.decode_steps import MOST_STEPS
+from kvrelay.simulation.machine import Machine
 from kvrelay.simulation.prefill import SimulatedPrefill
 from kvrelay.simulation.prompts import SharedHashes
 from kvrelay.simulation.router import SimulatedRouter
@@ -30,10 +31,12 @@ class SimulatedCluster:
         self,
         scenario: Scenario,
         agenda: Agenda,
+        machine: Machine,
         done: Callable[[Row, bool], None],
         most_steps: int = MOST_STEPS,
     ) -> None:
         self.agenda = agenda
+        self.machine = machine
         self.hashes = SharedHashes()
         self.config = scenario.config
         self.delays = scenario.delays
@@ -87,6 +90,7 @@ class SimulatedCluster:
         if isinstance(worker, SimulatedDecode) and (words := worker.last_words()) is not None:
             self.router.on_event(worker_id, *words, ())
         worker.alive = False
+        worker.process.ends()
         self._gone_s += self.agenda.now - worker.started_at
         self.router.worker_lost(worker_id, expected)
 

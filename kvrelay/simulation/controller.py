@@ -12,6 +12,7 @@ from autoscaler.snapshot import snapshot
 from kvrelay.loadtest.report.timeline import Scaling
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.cluster import SimulatedCluster
+from kvrelay.simulation.machine import Process
 from kvrelay.simulation.scenario import Failure
 from kvrelay.simulation.worker import SimulatedWorker
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo
@@ -53,13 +54,15 @@ class Controller:
 
     def _start(self, pool: PoolName, profile: Profile, seconds: float) -> None:
         self._starting[pool] += 1
+        process = Process(self._cluster.machine, "start")
 
         def serve() -> None:
+            process.ends()
             self._starting[pool] -= 1
             if self._size(pool) < self._cluster.desired[pool]:
                 self._cluster.start(pool, profile)
 
-        self._cluster.agenda.after(seconds, serve)
+        process.run(seconds, pool, serve)
 
     def _members(self, pool: PoolName) -> list[SimulatedWorker]:
         workers = self._cluster.workers.values()

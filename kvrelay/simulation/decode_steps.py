@@ -67,6 +67,7 @@ class DecodeSteps(SimulatedWorker):
         super().__init__(worker_id, epoch, profile, num_blocks, cluster)
         config = cluster.config
         itl_s = None if config.slo is None else config.slo.itl_s
+        self.process.slowed = self._slow
         self.scheduler = DecodeScheduler(self.cache, config.decode.chunk_tokens, None, itl_s)
         self.meter = Meter(VirtualClock(cluster.agenda))
         # Sequences of the scheduler that decode in runs of steps.
@@ -143,6 +144,7 @@ class DecodeSteps(SimulatedWorker):
             for change in waiting:
                 change()
         if not len(self.scheduler):
+            self.process.ends()
             return
         self._stepping = True
         if not self._prompts and self._has_room():
@@ -183,10 +185,11 @@ class DecodeSteps(SimulatedWorker):
         )
         batch, context, at = len(self._running), self._context, self.now
         costs = self.costs
+        self.process.begins("decode")
         seconds = costs.decode_s(batch, context) + self.cluster.delays.step_s
         grows = costs.decode_context_token_s * batch
-        for _ in range(steps):
-            at += seconds
+        for factor in self.process.step_factors("decode", steps):
+            at += factor * seconds
             seconds += grows
             self._times.append(at)
         self._start_run(self.now, steps)
@@ -202,6 +205,15 @@ class DecodeSteps(SimulatedWorker):
 
         end = self._times[self._steps - self._times_from + steps - 1]
         self.cluster.agenda.at(end, self.while_alive(ended))
+
+    def _slow(self, ratio: float) -> None:
+        """Multiplies the times of the steps of the run."""
+        if self._run is None:
+            return
+        now, first = self.now, self._steps - self._times_from
+        for place in range(bisect_left(self._times, now, lo=first), len(self._times)):
+            self._times[place] = now + ratio * (self._times[place] - now)
+        self._start_run(*self._run)
 
     def _ran(self) -> None:
         assert self._run is not None, "a run ends"
@@ -317,9 +329,9 @@ class DecodeSteps(SimulatedWorker):
                 self._prompts[key] = running.sequence
         if not batch:
             self._stepping = False
+            self.process.ends()
             return
-        seconds = self.step_seconds(batch)
-        self.after(seconds, lambda: self._stepped(batch, seconds))
+        self.run_step(batch, lambda seconds: self._stepped(batch, seconds))
 
     def _stepped(self, batch: list[Work], seconds: float) -> None:
         now = self.now

@@ -158,11 +158,11 @@ class SimulatedPrefill(SimulatedWorker):
             return
         batch = self.scheduler.next(self.now)
         if not batch:
+            self.process.ends()
             return
         self._stepping = True
         self._busy.began(self.now)
-        seconds = self.step_seconds(batch)
-        self.after(seconds, lambda: self._stepped(batch, seconds))
+        self.run_step(batch, lambda seconds: self._stepped(batch, seconds))
 
     def _stepped(self, batch: list[Work], seconds: float) -> None:
         self._stepping = False
@@ -218,7 +218,8 @@ class SimulatedPrefill(SimulatedWorker):
         self.cache.pool.hold(sequence.blocks)
         relay.held = list(sequence.blocks)
         self.scheduler.remove(sequence)
-        done, computed_at = self._link_free_s + self.costs.handoff_base_s, self.now
+        rest_s = self.costs.handoff_base_s + self.cluster.delays.handoff_s
+        done, computed_at = self._link_free_s + rest_s, self.now
         self.after(done - self.now, lambda: self._commit(relay, computed_at))
 
     def _commit(self, relay: _Relay, computed_at: float) -> None:

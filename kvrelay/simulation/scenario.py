@@ -35,6 +35,29 @@ class Delays:
     message_s: float = 0.0005
     # A worker's time between two steps: scheduling and reporting.
     step_s: float = 0.0
+    # From the end of a prompt until the decode worker has its KV, beyond the profile's hand-off.
+    handoff_s: float = 0.0
+
+
+def _alone() -> dict[PoolName, float]:
+    return dict.fromkeys(POOLS, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Mean time of a kind of steps in a cluster, relative to the profile."""
+
+    # While no other worker of the machine computes.
+    alone: float = 1.0
+    # While another one computes steps of a kind, relative to `alone`.
+    beside: Mapping[PoolName, float] = field(default_factory=_alone)
+    # Single steps relative to the mean. Each value is equally likely, and their mean is 1.
+    noise: tuple[float, ...] = (1.0,)
+
+
+def as_profiled() -> dict[PoolName, StepTimes]:
+    """Returns times of steps that are those of the profile."""
+    return {pool: StepTimes() for pool in POOLS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,10 @@ class Scenario:
     delays: Delays = field(default_factory=Delays)
     # Independent routers. Each has an equal share of the workers and of the requests.
     routers: int = 1
+    # Of the one machine that all workers share. None: each worker has a machine of its own.
+    cores: int | None = None
+    # By the pool whose steps they are.
+    times: Mapping[PoolName, StepTimes] = field(default_factory=as_profiled)
 
     def __post_init__(self) -> None:
         sizes = {pool: len(self.pools[pool]) for pool in POOLS}

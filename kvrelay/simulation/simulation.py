@@ -19,6 +19,7 @@ from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.cluster import HEARTBEAT_S, SimulatedCluster
 from kvrelay.simulation.controller import Controller
 from kvrelay.simulation.decode_steps import MOST_STEPS
+from kvrelay.simulation.machine import Machine
 from kvrelay.simulation.scenario import Scenario
 
 # Most rows of a report. Beyond them, only every second, fourth, … request has a row.
@@ -78,8 +79,9 @@ class Simulation:
         self._slos = slos
         self._report_done = done
         self._rows = _Rows(max_rows)
+        machine = Machine(self.agenda, scenario.cores, scenario.times)
         self._clusters = [
-            SimulatedCluster(scenario.share(number), self.agenda, self._ended, most_steps)
+            SimulatedCluster(scenario.share(number), self.agenda, machine, self._ended, most_steps)
             for number in range(scenario.routers)
         ]
         self._controllers = [Controller(one) for one in self._clusters]

@@ -17,6 +17,7 @@ from kvrelay.messages import Command, Event
 from kvrelay.planning.profile import Profile
 from kvrelay.protocol_version import ours
 from kvrelay.simulation.agenda import Action, Agenda
+from kvrelay.simulation.machine import Machine, Process
 from kvrelay.simulation.prompts import SharedHashes
 from kvrelay.simulation.scenario import Delays
 from kvrelay.types.requests import SequenceSpec
@@ -35,6 +36,7 @@ class Cluster(Protocol):
     """What a worker reaches: its router and the other workers."""
 
     agenda: Agenda
+    machine: Machine
     hashes: SharedHashes
     config: ClusterConfig
     delays: Delays
@@ -76,6 +78,7 @@ class SimulatedWorker(ABC):
         self.started_at = cluster.agenda.now
         # Seconds of its steps.
         self.busy_s = 0.0
+        self.process = Process(cluster.machine, worker_id)
         self.step_cost = StepCost(cluster.agenda.now)
         self._info = WorkerInfo(
             worker_id=worker_id,
@@ -146,6 +149,16 @@ class SimulatedWorker(ABC):
         """Runs an action of the worker later."""
         self.cluster.agenda.after(seconds, self.while_alive(action))
 
+    def run_step(self, batch: list[Work], ended: Callable[[float], None]) -> None:
+        """Runs a step. Calls `ended` with the seconds that it took."""
+        begun = self.now
+        has_prompts = any(_is_prompt(work) for work in batch)
+        self.process.run(
+            self.step_seconds(batch),
+            "prefill" if has_prompts else "decode",
+            self.while_alive(lambda: ended(self.now - begun)),
+        )
+
     def sequence(self, spec: SequenceSpec) -> Sequence:
         """Returns a new sequence of this worker."""
         hasher = self.cluster.hashes.get(spec.request_id, self.cache.block_size)
@@ -159,7 +172,7 @@ class SimulatedWorker(ABC):
         decoding = context = 0
         prompts_s = 0.0
         for work in batch:
-            if work.sequence.uncomputed == 1 and work.sequence.num_emitted:
+            if not _is_prompt(work):
                 decoding += 1
                 context += len(work.sequence.tokens)
             else:
@@ -171,6 +184,10 @@ class SimulatedWorker(ABC):
         )
         answers_s = costs.decode_s(decoding, context) - costs.decode_base_s
         return base + answers_s + prompts_s + self.cluster.delays.step_s
+
+
+def _is_prompt(work: Work) -> bool:
+    return work.sequence.uncomputed != 1 or not work.sequence.num_emitted
 
 
 def token_of(spec: SequenceSpec) -> int:

@@ -18,11 +18,13 @@ from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
+    from kvrelay.config.schema import ClusterConfig
     from kvrelay.loadtest.report.sweep_report import Report
     from kvrelay.loadtest.slo import Slo
     from kvrelay.planning.profile import Profile
+    from kvrelay.simulation.calibration import Calibration
     from kvrelay.simulation.options import Point, PoolPart
-    from kvrelay.simulation.scenario import Failure, Scenario
+    from kvrelay.simulation.scenario import Delays, Failure, Scenario
     from kvrelay.simulation.sweep import SweepPoint
 
 # Characters of a profile that are read.
@@ -52,9 +54,12 @@ class _Inputs:
     decode: tuple[PoolPart, ...]
     failures: tuple[Failure, ...]
     routers: int
-    request_ms: float
-    message_ms: float
-    step_ms: float
+    cores: int | None
+    calibrate: tuple[Path, ...]
+    # None: as calibrated, or the default.
+    request_ms: float | None
+    message_ms: float | None
+    step_ms: float | None
     load: options.Load
     slos: tuple[Slo, ...]
 
@@ -112,18 +117,51 @@ def simulate(
             help="Independent routers, each with an equal share of the workers and requests.",
         ),
     ] = 1,
+    cores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Cores of the one machine that all workers share. Default: a machine for each.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Report of `kvrelay loadtest run` on a real cluster, for delays and step times; "
+            "repeatable.",
+        ),
+    ] = None,
     request_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1e4, metavar="MS", help="Time from the client to the queue."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e4,
+            metavar="MS",
+            help="Time from the client to the queue. Default: as calibrated, or 1.",
+        ),
+    ] = None,
     message_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1e4, metavar="MS", help="Time of a message between processes."),
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e4,
+            metavar="MS",
+            help="Time of a message between processes. Default: as calibrated, or 0.5.",
+        ),
+    ] = None,
     step_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1e4, metavar="MS", help="Time of a worker between two steps."),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e4,
+            metavar="MS",
+            help="Time of a worker between two steps. Default: 0; a calibration has it in the "
+            "times of the steps.",
+        ),
+    ] = None,
     goodput: options.Goodput = None,
     sweep: Annotated[
         list[str] | None,
@@ -171,6 +209,8 @@ def simulate(
         decode=parse_pool(decode or (), "--decode"),
         failures=parse_failures(fail or ()),
         routers=routers,
+        cores=cores,
+        calibrate=tuple(calibrate or ()),
         request_ms=request_ms,
         message_ms=message_ms,
         step_ms=step_ms,
@@ -289,7 +329,7 @@ def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Rep
 def _scenario(inputs: _Inputs, point: Point) -> Scenario:
     from kvrelay.config.config_file import load_one_model, load_policy
     from kvrelay.simulation.options import PoolPart, parse_ratio
-    from kvrelay.simulation.scenario import Delays, Scenario
+    from kvrelay.simulation.scenario import Scenario
 
     of_model = {"model.path": inputs.model} if inputs.model else {}
     loaded = load_one_model(inputs.config, {**of_model, **point.overrides()})
@@ -305,6 +345,7 @@ def _scenario(inputs: _Inputs, point: Point) -> Scenario:
         sizes = parse_ratio(ratio)
         parts = {"prefill": (PoolPart(sizes[0]),), "decode": (PoolPart(sizes[1]),)}
     profiles: dict[str, Profile] = {}
+    calibration = _calibration(inputs, loaded, profiles)
     return Scenario(
         config=loaded,
         pools={
@@ -313,9 +354,34 @@ def _scenario(inputs: _Inputs, point: Point) -> Scenario:
         },
         policy=None if policy_file is None else load_policy(policy_file),
         failures=inputs.failures,
-        delays=Delays(inputs.request_ms / 1000, inputs.message_ms / 1000, inputs.step_ms / 1000),
+        delays=_delays(inputs, calibration.delays),
         routers=inputs.routers,
+        cores=inputs.cores,
+        times=calibration.times,
     )
+
+
+def _calibration(inputs: _Inputs, config: ClusterConfig, read: dict[str, Profile]) -> Calibration:
+    """Returns what the recorded load tests show. Without any, the defaults."""
+    from kvrelay.loadtest.report.report_file import load_report
+    from kvrelay.simulation.calibration import Calibration, calibrate
+    from kvrelay.simulation.options import PoolPart
+
+    if not inputs.calibrate:
+        return Calibration()
+    (profile,) = _profiles(inputs, (PoolPart(1),), read)
+    tests = {str(file): load_report(file).rows for file in inputs.calibrate}
+    return calibrate(tests, profile.costs, config.prefill.chunk_tokens)
+
+
+def _delays(inputs: _Inputs, found: Delays) -> Delays:
+    """Returns the delays with the values of the options."""
+    given = {
+        "request_s": inputs.request_ms,
+        "message_s": inputs.message_ms,
+        "step_s": inputs.step_ms,
+    }
+    return replace(found, **{name: ms / 1000 for name, ms in given.items() if ms is not None})
 
 
 def _profiles(

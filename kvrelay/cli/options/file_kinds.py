@@ -32,7 +32,8 @@ _KINDS = {
     "costs": ("step costs", "give it to `kvrelay plan --costs`"),
     "report": (
         "the report of a load test",
-        "give it to `kvrelay loadtest report` or `kvrelay plan --record`",
+        "give it to `kvrelay loadtest report`, `kvrelay plan --record` or "
+        "`kvrelay simulate --calibrate`",
     ),
     "sweep": ("the report of a sweep", "give it to `kvrelay loadtest report`"),
     "plan": ("the answer of `kvrelay plan --json`", "no command reads it"),
@@ -55,6 +56,7 @@ _TAKES = {
     "costs": ("costs",),
     "trace": ("trace",),
     "record": ("report",),
+    "calibrate": ("report",),
     "explain metrics": ("report", "metrics", "trace"),
     "plan model": ("model",),
     "plan draft": ("model",),
@@ -78,18 +80,24 @@ def misplaced_file(context: Any) -> str | None:
         value = context.params.get(name)
         if takes is None or value is None:
             continue
-        if takes[0] in _WRITERS and not os.path.exists(value):
-            return f"{value}: No such file; `{_WRITERS[takes[0]]}` writes {_KINDS[takes[0]][0]}"
-        if not os.path.isfile(value):
-            continue
-        kind = kind_of(value)
-        if kind is not None and kind not in takes:
-            what, place = _KINDS[kind]
-            is_option = param.param_type_name == "option"
-            taker = max(param.opts, key=len) if is_option else param.metavar or name.upper()
-            wanted = " or ".join(_KINDS[one][0] for one in takes)
-            return f"{value} is {what}, and {taker} takes {wanted}; {place}"
+        # A repeatable option has a list.
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if (sentence := _misplaced(one, param, takes)) is not None:
+                return sentence
     return None
+
+
+def _misplaced(value: Any, param: Any, takes: tuple[str, ...]) -> str | None:
+    if takes[0] in _WRITERS and not os.path.exists(value):
+        return f"{value}: No such file; `{_WRITERS[takes[0]]}` writes {_KINDS[takes[0]][0]}"
+    kind = kind_of(value) if os.path.isfile(value) else None
+    if kind is None or kind in takes:
+        return None
+    what, place = _KINDS[kind]
+    is_option = param.param_type_name == "option"
+    taker = max(param.opts, key=len) if is_option else param.metavar or param.name.upper()
+    wanted = " or ".join(_KINDS[one][0] for one in takes)
+    return f"{value} is {what}, and {taker} takes {wanted}; {place}"
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

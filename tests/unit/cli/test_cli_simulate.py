@@ -16,7 +16,7 @@ from support import simulated
 
 from kvrelay.cli.main import run
 from kvrelay.errors import InvalidArgument
-from kvrelay.loadtest.report.report_file import load_report
+from kvrelay.loadtest.report.report_file import load_report, save
 from kvrelay.loadtest.report.statistics import Summary
 from kvrelay.simulation.options import MAX_POINTS, parse_failures, parse_pool, parse_sweep
 from kvrelay.simulation.scenario import MAX_WORKERS
@@ -49,6 +49,39 @@ def test_a_run_is_saved_as_a_load_test_and_compared(
     assert run(["loadtest", "report", str(files[0])]) == 0
     assert run(["loadtest", "compare", *map(str, files)]) == 0
     assert "12 of 12 requests answered" in capsys.readouterr().out
+
+
+def test_a_calibrated_run_repeats_what_was_recorded(
+    tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simulated cluster that is recorded has slower messages and one core."""
+    recorded, before, after = (str(tmp_path / f"{one}.json") for one in ("real", "one", "two"))
+    load = ("--rate", "3", "--num-requests", "60", "--prompt-tokens", "64-900", "--seed", "3")
+    slow = ("--request-ms", "40", "--message-ms", "5", "--step-ms", "3", "--json", recorded)
+    assert run(["simulate", "--profile", profile, *load, *slow]) == 0
+    assert run(["simulate", "--profile", profile, *load, "--json", before]) == 0
+    calibrated = ("--calibrate", recorded, "--cores", "2", "--json", after)
+    assert run(["simulate", "--profile", profile, *load, *calibrated]) == 0
+    real, plain, fitted = (load_report(Path(one)) for one in (recorded, before, after))
+    for name in ("TTFT", "ITL", "E2E"):
+        wanted, found, missed = (one.latencies()[name] for one in (real, fitted, plain))
+        assert wanted is not None
+        assert found is not None
+        assert missed is not None
+        assert found.median == pytest.approx(wanted.median, rel=0.05)
+        assert abs(found.median - wanted.median) < abs(missed.median - wanted.median)
+    # An option that is given counts.
+    assert run(["simulate", "--profile", profile, *load, *calibrated, "--request-ms", "500"]) == 0
+    ttft = load_report(Path(after)).latencies()["TTFT"]
+    assert ttft is not None
+    assert ttft.median > 0.5
+    capsys.readouterr()
+    assert run(["loadtest", "compare", recorded, after]) == 0
+    assert "the loads differ" not in capsys.readouterr().err
+    other = ("--rate", "4", "--num-requests", "60", "--json", before)
+    assert run(["simulate", "--profile", profile, *other]) == 0
+    assert run(["loadtest", "compare", recorded, before]) == 0
+    assert "the loads differ: rate 3 and 4; prompt_tokens" in capsys.readouterr().err
 
 
 def test_a_sweep_writes_all_points_and_a_page(tmp_path: Path, profile: str) -> None:
@@ -132,6 +165,10 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--trace", "HOLES"], 1, "two lengths"),
         (["--profile", "PROFILE", "--prompt-tokens", "9000"], 1, "no prompt fits"),
         (["--profile", "PROFILE", "--routers", "2"], 1, "2 routers"),
+        (["--profile", "PROFILE", "--cores", "0"], 2, "--cores"),
+        (["--profile", "PROFILE", "--calibrate", "missing.json"], 2, "missing.json"),
+        (["--profile", "PROFILE", "--calibrate", "PROFILE"], 2, "--calibrate takes the report"),
+        (["--profile", "PROFILE", "--calibrate", "FEW"], 1, "a calibration needs 10"),
         (["--profile", "PROFILE", "--time-scale", "2"], 2, "require --trace"),
         (["--profile", "PROFILE", "--trace-start", "2"], 2, "requires --trace"),
         (["--profile", "/dev/zero"], 1, "not a profile"),
@@ -150,7 +187,9 @@ def test_bad_input_is_one_line(
     holes.write_text(TRACE + "2023-11-16 18:15:47.0000000,,\n")
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
-    files = {"PROFILE": profile, "HOLES": str(holes), "TRACE": str(trace)}
+    few = tmp_path / "few.json"
+    save(simulated.run(simulated.scenario(), simulated.poisson(5.0, 3)), few)
+    files = {"PROFILE": profile, "HOLES": str(holes), "TRACE": str(trace), "FEW": str(few)}
     load = () if "--trace" in arguments or "--rate" in arguments else ("--num-requests", "5")
     try:
         found = run(["simulate", *load, *(files.get(one, one) for one in arguments)])

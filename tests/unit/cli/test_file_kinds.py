@@ -28,6 +28,7 @@ COMMANDS = {
     "costs": ["plan", "llama-3.1-8b", "--costs"],
     "trace": ["plan", "llama-3.1-8b", "--trace"],
     "record": ["plan", "llama-3.1-8b", "--record"],
+    "calibrate": ["simulate", "--profile", "PROFILE", "--num-requests", "1", "--calibrate"],
     "explain metrics": ["autoscale", "explain", "POLICY", "--metrics"],
     "plan model": ["plan"],
     "plan draft": ["plan", "llama-3.1-8b", "--draft"],

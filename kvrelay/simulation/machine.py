@@ -1,0 +1,111 @@
+"""The machine that processes of a simulation share, and the time that their steps take on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from random import Random
+from statistics import fmean
+
+from kvrelay.simulation.agenda import Action, Agenda
+from kvrelay.simulation.scenario import StepTimes
+from kvrelay.types.workers import PoolName
+
+
+class Machine:
+    """Knows which processes compute. Without `cores`, each has a machine of its own."""
+
+    def __init__(
+        self, agenda: Agenda, cores: int | None, times: Mapping[PoolName, StepTimes]
+    ) -> None:
+        """`times`: by the pool whose steps they are."""
+        self.agenda = agenda
+        self.times = times
+        self._cores = cores
+        # In the order in which they began, so that a simulation is deterministic.
+        self._busy: dict[Process, PoolName] = {}
+
+    def begins(self, process: Process, kind: PoolName) -> None:
+        """Notes that a process computes steps of a kind from now on."""
+        if self._cores is not None and self._busy.get(process) != kind:
+            self._busy[process] = kind
+            self._share(self._cores)
+
+    def ends(self, process: Process) -> None:
+        """Notes that a process waits or is gone."""
+        if self._cores is not None and process in self._busy:
+            del self._busy[process]
+            self._share(self._cores)
+
+    def _share(self, cores: int) -> None:
+        share = min(1.0, cores / max(1, len(self._busy)))
+        kinds = Counter(self._busy.values())
+        for process, kind in self._busy.items():
+            times = self.times[kind]
+            others = (kinds - Counter([kind])).elements()
+            slowdowns = [times.beside[other] for other in others]
+            process.runs_at(share / (fmean(slowdowns) if slowdowns else 1.0))
+
+
+class Process:
+    """A worker as the machine sees it. Its steps take longer while other processes compute."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        # Is called with a factor for the times of steps that are planned and not run by `run`.
+        self.slowed: Callable[[float], None] = lambda _: None
+        self._machine = machine
+        # Of this process alone, so that it does not depend on the others' steps.
+        self._random = Random(name)
+        # Relative to a process that is alone on the machine.
+        self._speed = 1.0
+        self._end_s = 0.0
+        self._action: Action | None = None
+        self._ends_set = 0
+
+    def begins(self, kind: PoolName) -> None:
+        """Computes steps from now on. `kind`: the pool whose steps they are."""
+        self._machine.begins(self, kind)
+
+    def ends(self) -> None:
+        """Waits from now on, or is gone."""
+        self._machine.ends(self)
+
+    def step_factors(self, kind: PoolName, count: int) -> Iterable[float]:
+        """Returns the times of `count` steps that begin now, relative to the profile."""
+        times = self._machine.times[kind]
+        mean, noise = times.alone / self._speed, times.noise
+        if len(noise) == 1:
+            return repeat(mean, count)
+        draw, size = self._random.random, len(noise)
+        return (mean * noise[int(draw() * size)] for _ in range(count))
+
+    def run(self, seconds: float, kind: PoolName, action: Action) -> None:
+        """Runs the action after a step that takes `seconds` by the profile."""
+        self.begins(kind)
+        self._action = action
+        (factor,) = self.step_factors(kind, 1)
+        self._set_end(self._machine.agenda.now + seconds * factor)
+
+    def runs_at(self, speed: float) -> None:
+        """Changes the speed, now."""
+        if speed == self._speed:
+            return
+        ratio, self._speed = self._speed / speed, speed
+        if self._action is not None:
+            now = self._machine.agenda.now
+            self._set_end(now + ratio * (self._end_s - now))
+        self.slowed(ratio)
+
+    def _set_end(self, when: float) -> None:
+        self._end_s = when
+        self._ends_set += 1
+        number = self._ends_set
+
+        def end() -> None:
+            action = self._action
+            if self._ends_set == number and action is not None:
+                self._action = None
+                action()
+
+        self._machine.agenda.at(when, end)
