@@ -50,6 +50,7 @@ class _Answer:
     row: Row
     ledger: Ledger
     prefill_worker: str
+    # Empty if the first token was the only one.
     decode_worker: str
     prefill_from: float
     prefill_until: float
@@ -70,7 +71,7 @@ class _Answer:
             row,
             ledger,
             attempt.prefill_worker or attempt.decode_worker,
-            attempt.decode_worker or attempt.prefill_worker,
+            attempt.decode_worker,
             begun,
             begun + phases.get("prefill", 0.0),
             first + np.cumsum([0.0, *row.itl_s]),
@@ -117,8 +118,8 @@ def calibrate(
         answers = list(_answers(rows[:_MOST_ROWS]))
         if len(answers) < _LEAST:
             raise InvalidArgument(
-                f"{name:.200}: {len(answers)} answers have a ledger, one attempt and two tokens or "
-                f"more; a calibration needs {_LEAST} of them"
+                f"{name:.200}: {len(answers)} answers have a ledger and one attempt; a calibration "
+                f"needs {_LEAST} of them"
             )
         found.append(answers)
     return Calibration(
@@ -133,7 +134,7 @@ def calibrate(
 def _answers(rows: Iterable[Row]) -> Iterator[_Answer]:
     for row in rows:
         ledger = row.ledger
-        if not row.ok or ledger is None or row.ttft_s is None or not row.itl_s:
+        if not row.ok or ledger is None or row.ttft_s is None:
             continue
         seconds = (row.scheduled_s, row.late_s, row.ttft_s, ledger.ttft_seconds, *row.itl_s)
         phases = (value for _, value in ledger.phases)
@@ -251,6 +252,8 @@ class _Others:
 
 
 def _together(found: Sequence[_Steps]) -> _Steps:
+    if not found:
+        return _Steps(*[np.empty(0)] * 4)
     return _Steps(
         np.concatenate([one.measured for one in found]),
         np.concatenate([one.expected for one in found]),
@@ -283,15 +286,16 @@ def _prompts(answers: Sequence[_Answer], costs: StepCostModel, chunk_tokens: int
         )
         after = np.append(begin[1:], np.inf)
         before = np.maximum.accumulate(np.append(-np.inf, end[:-1]))
-        kept = (begin >= before) & (after >= end) & (end > begin) & (expected > 0)
+        fetched = np.array([one.ledger.fetch is not None for one in mine])
+        kept = (begin >= before) & (after >= end) & (end > begin) & (expected > 0) & ~fetched
         found.append(_Others.of(answers, worker).steps(begin[kept], end[kept], expected[kept]))
-    return _together(found) if found else _Steps(*[np.empty(0)] * 4)
+    return _together(found)
 
 
 def _gaps(answers: Sequence[_Answer], costs: StepCostModel) -> _Steps:
     """Returns decode steps without prompts, as the gaps between tokens show them."""
     found = []
-    for worker in sorted({one.decode_worker for one in answers})[:_MOST_WORKERS]:
+    for worker in sorted({one.decode_worker for one in answers} - {""})[:_MOST_WORKERS]:
         mine = [one for one in answers if one.decode_worker == worker]
         batches = _Batches(mine)
         local = _Busy(
@@ -301,12 +305,13 @@ def _gaps(answers: Sequence[_Answer], costs: StepCostModel) -> _Steps:
         begin = np.concatenate([one.times[1:-1] for one in mine])
         end = np.concatenate([one.times[2:] for one in mine])
         batch, context = batches.at((begin + end) / 2)
-        kept = (batch > 0) & (local.share(begin, end) == 0) & (end > begin)
         expected = (
             costs.decode_base_s
             + costs.decode_sequence_s * batch
             + costs.decode_context_token_s * context
         )
+        alone = local.share(begin, end) == 0
+        kept = alone & (batch > 0) & (end > begin) & (expected > 0)
         found.append(_Others.of(answers, worker).steps(begin[kept], end[kept], expected[kept]))
     return _together(found)
 

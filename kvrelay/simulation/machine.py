@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from random import Random
-from statistics import fmean
 
 from kvrelay.simulation.agenda import Action, Agenda
 from kvrelay.simulation.scenario import StepTimes
@@ -39,13 +38,19 @@ class Machine:
             self._share(self._cores)
 
     def _share(self, cores: int) -> None:
-        share = min(1.0, cores / max(1, len(self._busy)))
         kinds = Counter(self._busy.values())
+        speeds = {kind: self._speed(kind, kinds, cores) for kind in kinds}
         for process, kind in self._busy.items():
-            times = self.times[kind]
-            others = (kinds - Counter([kind])).elements()
-            slowdowns = [times.beside[other] for other in others]
-            process.runs_at(share / (fmean(slowdowns) if slowdowns else 1.0))
+            process.runs_at(speeds[kind])
+
+    def _speed(self, kind: PoolName, kinds: Counter[PoolName], cores: int) -> float:
+        """Returns the speed of a process beside the others, relative to one alone."""
+        beside = self.times[kind].beside
+        others = kinds.total() - 1
+        if not others:
+            return 1.0
+        slowdowns = sum(number * beside[other] for other, number in kinds.items()) - beside[kind]
+        return min(1.0, cores / (others + 1)) / (slowdowns / others)
 
 
 class Process:

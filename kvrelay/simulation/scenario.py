@@ -13,6 +13,8 @@ from kvrelay.types.workers import POOLS, PoolName
 
 # More workers than that are beyond a simulation in one process.
 MAX_WORKERS = 10_000
+# Workers of one machine. Each change of one changes the speed of all.
+MAX_SHARING = 256
 # KV blocks of all workers together. Each takes 32 bytes of this process, and more while it is held.
 MAX_BLOCKS = 2**25
 
@@ -91,6 +93,11 @@ class Scenario:
             )
         if self.policy is not None and self.routers > 1:
             raise InvalidArgument("--routers above 1 cannot be combined with --autoscaling")
+        if self.cores is not None and sum(sizes.values()) > MAX_SHARING:
+            raise InvalidArgument(
+                f"{sum(sizes.values())} workers are too many for one machine; with --cores, the "
+                f"most is {MAX_SHARING}"
+            )
         if self.routers > sizes["decode"]:
             raise InvalidArgument(
                 f"{self.routers} routers need a decode worker each; there are {sizes['decode']}"

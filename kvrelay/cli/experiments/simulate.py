@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from kvrelay.config.schema import ClusterConfig
     from kvrelay.loadtest.report.sweep_report import Report
     from kvrelay.loadtest.slo import Slo
     from kvrelay.planning.profile import Profile
@@ -55,7 +54,7 @@ class _Inputs:
     failures: tuple[Failure, ...]
     routers: int
     cores: int | None
-    calibrate: tuple[Path, ...]
+    calibration: Calibration
     # None: as calibrated, or the default.
     request_ms: float | None
     message_ms: float | None
@@ -199,6 +198,8 @@ def simulate(
         options.require_trace(trace_format, trace_start, time_scale, length_scale)
         lengths = (prompt_tokens, output_tokens, False, seed)
         load = options.workload(rate, None, burstiness, num_requests, duration, *lengths)
+    with _failures_exit():
+        calibration = _calibration(calibrate or (), profile, kv_token_bytes, config, model)
     inputs = _Inputs(
         profile=profile,
         kv_token_bytes=kv_token_bytes,
@@ -210,7 +211,7 @@ def simulate(
         failures=parse_failures(fail or ()),
         routers=routers,
         cores=cores,
-        calibrate=tuple(calibrate or ()),
+        calibration=calibration,
         request_ms=request_ms,
         message_ms=message_ms,
         step_ms=step_ms,
@@ -345,7 +346,6 @@ def _scenario(inputs: _Inputs, point: Point) -> Scenario:
         sizes = parse_ratio(ratio)
         parts = {"prefill": (PoolPart(sizes[0]),), "decode": (PoolPart(sizes[1]),)}
     profiles: dict[str, Profile] = {}
-    calibration = _calibration(inputs, loaded, profiles)
     return Scenario(
         config=loaded,
         pools={
@@ -354,24 +354,31 @@ def _scenario(inputs: _Inputs, point: Point) -> Scenario:
         },
         policy=None if policy_file is None else load_policy(policy_file),
         failures=inputs.failures,
-        delays=_delays(inputs, calibration.delays),
+        delays=_delays(inputs, inputs.calibration.delays),
         routers=inputs.routers,
         cores=inputs.cores,
-        times=calibration.times,
+        times=inputs.calibration.times,
     )
 
 
-def _calibration(inputs: _Inputs, config: ClusterConfig, read: dict[str, Profile]) -> Calibration:
+def _calibration(
+    files: Sequence[Path],
+    profile: Path | None,
+    kv_token_bytes: int | None,
+    config: Path | None,
+    model: str,
+) -> Calibration:
     """Returns what the recorded load tests show. Without any, the defaults."""
+    from kvrelay.config.config_file import load_one_model
     from kvrelay.loadtest.report.report_file import load_report
     from kvrelay.simulation.calibration import Calibration, calibrate
-    from kvrelay.simulation.options import PoolPart
 
-    if not inputs.calibrate:
+    if not files:
         return Calibration()
-    (profile,) = _profiles(inputs, (PoolPart(1),), read)
-    tests = {str(file): load_report(file).rows for file in inputs.calibrate}
-    return calibrate(tests, profile.costs, config.prefill.chunk_tokens)
+    costs = _read_profile(str(profile or ""), kv_token_bytes).costs
+    loaded = load_one_model(config, {"model.path": model} if model else {})
+    tests = {str(file): load_report(file).rows for file in files}
+    return calibrate(tests, costs, loaded.prefill.chunk_tokens)
 
 
 def _delays(inputs: _Inputs, found: Delays) -> Delays:
@@ -388,30 +395,34 @@ def _profiles(
     inputs: _Inputs, parts: tuple[PoolPart, ...], read: dict[str, Profile]
 ) -> tuple[Profile, ...]:
     """Returns the profile of each worker of a pool. `read` holds the files that were read."""
-    from kvrelay.planning.profile import Profile
-
     found: list[Profile] = []
     for part in parts:
         if not part.count:
             continue
         name = part.profile or (str(inputs.profile) if inputs.profile is not None else "")
-        if not name:
-            raise typer.BadParameter(
-                "a worker has no profile; give --profile FILE, which `kvrelay profile` writes."
-            )
         if name not in read:
-            try:
-                with Path(name).open(encoding="utf-8") as lines:
-                    text = lines.read(_MAX_PROFILE)
-            except (OSError, UnicodeDecodeError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or "not a text file"
-                raise InvalidArgument(f"{name:.200}: {reason}") from None
-            try:
-                read[name] = Profile.parse(text, inputs.kv_token_bytes)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{name:.200}: {error.message}") from None
+            read[name] = _read_profile(name, inputs.kv_token_bytes)
         found += [read[name]] * part.count
     return tuple(found)
+
+
+def _read_profile(name: str, kv_token_bytes: int | None) -> Profile:
+    from kvrelay.planning.profile import Profile
+
+    if not name:
+        raise typer.BadParameter(
+            "a worker has no profile; give --profile FILE, which `kvrelay profile` writes."
+        )
+    try:
+        with Path(name).open(encoding="utf-8") as lines:
+            text = lines.read(_MAX_PROFILE)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise InvalidArgument(f"{name:.200}: {reason}") from None
+    try:
+        return Profile.parse(text, kv_token_bytes)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name:.200}: {error.message}") from None
 
 
 def _names(scenario: Scenario) -> str:

@@ -14,6 +14,7 @@ from support import simulated
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.row import Row
+from kvrelay.planning.profile import Profile
 from kvrelay.simulation.calibration import calibrate
 from kvrelay.simulation.scenario import Delays, Scenario, StepTimes
 from kvrelay.types.requests import Attempt, Handoff, Ledger
@@ -88,6 +89,10 @@ def test_too_few_answers_are_refused() -> None:
         calibrate({"real.json": bare}, simulated.profile().costs, CHUNK)
 
 
+# Whose steps take no time.
+FREE = simulated.profile(
+    **{name: 0.0 for name in simulated.COSTS if name.startswith(("prefill", "decode", "handoff"))}
+)
 SECONDS = st.floats(0, 1e308) | st.sampled_from([0.0, 1e-9, 0.01, 1.0])
 NAMES = ("tokenize", "queue", "reserve", "prefill_queue", "prefill", "return", "emit", "odd")
 
@@ -118,11 +123,11 @@ def rows(draw: st.DrawFn) -> Row:
     )
 
 
-@given(st.lists(rows(), max_size=40))
+@given(st.lists(rows(), max_size=40), st.sampled_from([simulated.profile(), FREE]))
 @settings(max_examples=200)
-def test_any_report_is_read_or_refused(found: list[Row]) -> None:
+def test_any_report_is_read_or_refused(found: list[Row], worker: Profile) -> None:
     try:
-        calibration = calibrate({"one": found}, simulated.profile().costs, CHUNK)
+        calibration = calibrate({"one": found}, worker.costs, CHUNK)
     except InvalidArgument:
         return
     delays = calibration.delays
