@@ -30,7 +30,8 @@ def distribution(samples: Sequence[Sequence[float]]) -> Json | None:
         return None
     p99 = max(percentile(run, 99) for run in filled)
     logarithmic = p99 > _LONG_TAIL * max(percentile(run, 50) for run in filled) > 0
-    high = 1.15 * p99 or 1.0
+    # Differences of times in a damaged report may be negative.
+    high = 1.15 * p99 if p99 > 0 else 1.0
     low = max(high / 1e5, 0.9 * min(percentile(run, 0.5) for run in filled)) if logarithmic else 0.0
     return {
         "log": logarithmic,
@@ -59,5 +60,5 @@ def _bins(run: Sequence[float], low: float, high: float, logarithmic: bool) -> l
                 if logarithmic
                 else value / high
             )
-            counts[min(BINS - 1, int(share * BINS))] += 1
+            counts[min(BINS - 1, max(0, int(share * BINS)))] += 1
     return counts

@@ -76,7 +76,7 @@ def data(document: str) -> dict[str, Any]:
     return value
 
 
-SAMPLES = st.lists(st.floats(1e-4, 1e3), max_size=60)
+SAMPLES = st.lists(st.floats(1e-4, 1e3) | st.floats(-1e300, 1e300), max_size=60)
 
 
 @given(st.lists(SAMPLES, min_size=1, max_size=2))
