@@ -433,7 +433,7 @@ def main(
         _recorded(one, config_of(one, model), found, requests, seed + 1, out) for one in CALIBRATION
     ]
     chunk_tokens = config_of(CALIBRATION[0], model).prefill.chunk_tokens
-    tests = {str(one): load_report(one).rows for one in recorded}
+    tests = {str(one): load_report(one) for one in recorded}
     calibration = calibrate(tests, found.costs, chunk_tokens)
     cores = len(os.sched_getaffinity(0))
     comparison = Comparison(model, found, calibration, cores, requests, seed, out)

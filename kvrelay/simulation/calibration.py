@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.simulation.scenario import Delays, StepTimes, as_profiled
 from kvrelay.types.requests import Ledger
@@ -26,6 +27,13 @@ _BETTER = 1e-6
 # Largest time in a report, in seconds. Larger ones are mistakes.
 _MOST_S = 1e6
 _MOST_TOKENS = 2**30
+# Largest share of requests without a ledger or with several attempts. They kept workers busy too,
+# and a report does not say when.
+_MOST_SKIPPED = 0.05
+# Times of the profile above which a gap is a stall of the machine and no step.
+_STALL = 20.0
+# Mean times of a kind of steps that are possible. Others are not of this profile.
+_POSSIBLE = (0.5, 20.0)
 # Most requests that are read: the first ones.
 _MOST_ROWS = 5_000
 # Most workers of a pool whose steps are read. Each is compared with all others.
@@ -41,6 +49,8 @@ class Calibration:
     delays: Delays = field(default_factory=Delays)
     # By the pool whose steps they are.
     times: Mapping[PoolName, StepTimes] = field(default_factory=as_profiled)
+    # What was found and what is missing, in sentences for people.
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +114,90 @@ class _Busy:
 
 
 def calibrate(
-    tests: Mapping[str, Sequence[Row]], costs: StepCostModel, chunk_tokens: int
+    tests: Mapping[str, Report],
+    costs: StepCostModel,
+    chunk_tokens: int,
+    cores: int | None = None,
 ) -> Calibration:
     """Compares recorded load tests of clusters with the profile of their workers.
 
-    Raises InvalidArgument for a test with too few requests to tell anything.
+    Raises InvalidArgument for a test that tells too little, or that cannot be of this profile.
 
-    - tests: the rows of each, by name.
+    - tests: the report of each, by name.
     - chunk_tokens: of the prefill workers.
+    - cores: of the machine that the simulated workers share.
     """
-    found = []
-    for name, rows in tests.items():
-        answers = list(_answers(rows[:_MOST_ROWS]))
-        if len(answers) < _LEAST:
-            raise InvalidArgument(
-                f"{name:.200}: {len(answers)} answers have a ledger and one attempt; a calibration "
-                f"needs {_LEAST} of them"
-            )
+    found, notes = [], []
+    for name, report in tests.items():
+        answers = _read(name, report)
         found.append(answers)
-    return Calibration(
-        _delays([one for answers in found for one in answers], costs),
-        {
-            "prefill": _times([_prompts(one, costs, chunk_tokens) for one in found]),
-            "decode": _times([_gaps(one, costs) for one in found]),
-        },
+        workers = {
+            worker
+            for one in answers
+            for worker in (one.prefill_worker, one.decode_worker)
+            if worker
+        }
+        if cores is not None and len(workers) > cores:
+            notes.append(
+                f"{name:.200}: {len(workers)} workers were recorded; if more than {cores} computed "
+                "at the same time, their slowdown counts twice"
+            )
+    steps: dict[PoolName, _Steps] = {
+        "prefill": _together([_prompts(one, costs, chunk_tokens) for one in found]),
+        "decode": _together([_gaps(one, costs) for one in found]),
+    }
+    times: dict[PoolName, StepTimes] = {}
+    for pool, measured in steps.items():
+        if len(measured.measured) < _LEAST:
+            times[pool] = StepTimes()
+            notes.append(f"{pool} steps take the profile's times: {_MISSING[pool]}")
+            continue
+        times[pool] = _times(measured)
+        notes.append(_told(pool, times[pool]))
+        low, high = _POSSIBLE
+        if not low <= times[pool].alone <= high:
+            raise InvalidArgument(
+                f"{pool} steps took {times[pool].alone:.3g} times the profile; the load test and "
+                "the profile are of different models, machines or settings"
+            )
+    delays = _delays([one for answers in found for one in answers], costs)
+    return Calibration(delays, times, tuple(notes))
+
+
+_MISSING: dict[PoolName, str] = {
+    "prefill": f"fewer than {_LEAST} prompts were computed one at a time by a prefill worker",
+    "decode": f"fewer than {_LEAST} gaps between tokens show a step",
+}
+
+
+def _told(pool: PoolName, times: StepTimes) -> str:
+    beside = times.beside
+    return (
+        f"{pool} steps take {times.alone:.2f} times the profile alone, {beside['prefill']:.2f} "
+        f"times that beside prompts and {beside['decode']:.2f} times beside answers"
     )
+
+
+def _read(name: str, report: Report) -> list[_Answer]:
+    if report.row_every > 1:
+        raise InvalidArgument(
+            f"{name:.200}: the report has one of {report.row_every} requests; a calibration needs "
+            "all of them"
+        )
+    rows = report.rows[:_MOST_ROWS]
+    answers = list(_answers(rows))
+    if len(answers) < _LEAST:
+        raise InvalidArgument(
+            f"{name:.200}: {len(answers)} answers have a ledger and one attempt; a calibration "
+            f"needs {_LEAST} of them"
+        )
+    skipped, total = len(rows) + report.in_flight - len(answers), len(rows) + report.in_flight
+    if skipped > _MOST_SKIPPED * total:
+        raise InvalidArgument(
+            f"{name:.200}: {skipped} of {total} requests failed, took several attempts or have no "
+            f"ledger; at most {_MOST_SKIPPED:.0%} may, because they kept workers busy too"
+        )
+    return answers
 
 
 def _answers(rows: Iterable[Row]) -> Iterator[_Answer]:
@@ -176,13 +245,10 @@ class _Steps:
     answers: Floats
 
 
-def _times(found: Sequence[_Steps]) -> StepTimes:
+def _times(steps: _Steps) -> StepTimes:
     """Fits measured / expected = alone + more_p x prompts + more_a x answers by least squares. What
     the fit leaves is noise.
     """
-    steps = _together(found)
-    if len(steps.measured) < _LEAST:
-        return StepTimes()
     weights = np.sqrt(steps.expected)
     columns = np.stack((np.ones_like(weights), steps.prompts, steps.answers), axis=1)
     ratios = steps.measured / steps.expected
@@ -248,7 +314,9 @@ class _Others:
     def steps(self, begin: Floats, end: Floats, expected: Floats) -> _Steps:
         """Returns steps between these times."""
         prompts = self.prompts.share(begin, end)
-        return _Steps(end - begin, expected, prompts, self.all.share(begin, end) - prompts)
+        answers = self.all.share(begin, end) - prompts
+        kept = end - begin <= _STALL * expected
+        return _Steps((end - begin)[kept], expected[kept], prompts[kept], answers[kept])
 
 
 def _together(found: Sequence[_Steps]) -> _Steps:
@@ -301,9 +369,13 @@ def _gaps(answers: Sequence[_Answer], costs: StepCostModel) -> _Steps:
         local = _Busy(
             (one.prefill_from, one.prefill_until) for one in mine if one.prefill_worker == worker
         )
-        # The first gap of a sequence contains the hand-off.
-        begin = np.concatenate([one.times[1:-1] for one in mine])
-        end = np.concatenate([one.times[2:] for one in mine])
+        # The first gap of a sequence contains the hand-off. A response with several tokens took
+        # several steps.
+        single = [one for one in mine if len(one.times) == one.row.output_tokens]
+        if not single:
+            continue
+        begin = np.concatenate([one.times[1:-1] for one in single])
+        end = np.concatenate([one.times[2:] for one in single])
         batch, context = batches.at((begin + end) / 2)
         expected = (
             costs.decode_base_s

@@ -54,7 +54,7 @@ class Controller:
 
     def _start(self, pool: PoolName, profile: Profile, seconds: float) -> None:
         self._starting[pool] += 1
-        process = Process(self._cluster.machine, "start")
+        process = Process(self._cluster.machine)
 
         def serve() -> None:
             process.ends()

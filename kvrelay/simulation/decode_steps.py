@@ -186,8 +186,9 @@ class DecodeSteps(SimulatedWorker):
         batch, context, at = len(self._running), self._context, self.now
         costs = self.costs
         self.process.begins("decode")
-        seconds = costs.decode_s(batch, context) + self.cluster.delays.step_s
-        grows = costs.decode_context_token_s * batch
+        speed = self.process.speed
+        seconds = (costs.decode_s(batch, context) + self.cluster.delays.step_s) / speed
+        grows = costs.decode_context_token_s * batch / speed
         for factor in self.process.step_factors("decode", steps):
             at += factor * seconds
             seconds += grows

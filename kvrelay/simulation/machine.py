@@ -24,6 +24,12 @@ class Machine:
         self._cores = cores
         # In the order in which they began, so that a simulation is deterministic.
         self._busy: dict[Process, PoolName] = {}
+        self._processes = 0
+
+    def next_random(self) -> Random:
+        """Returns the noise of another process, which does not depend on the steps of others."""
+        self._processes += 1
+        return Random(self._processes)
 
     def begins(self, process: Process, kind: PoolName) -> None:
         """Notes that a process computes steps of a kind from now on."""
@@ -56,14 +62,13 @@ class Machine:
 class Process:
     """A worker as the machine sees it. Its steps take longer while other processes compute."""
 
-    def __init__(self, machine: Machine, name: str) -> None:
+    def __init__(self, machine: Machine) -> None:
         # Is called with a factor for the times of steps that are planned and not run by `run`.
         self.slowed: Callable[[float], None] = lambda _: None
         self._machine = machine
-        # Of this process alone, so that it does not depend on the others' steps.
-        self._random = Random(name)
+        self._random = machine.next_random()
         # Relative to a process that is alone on the machine.
-        self._speed = 1.0
+        self.speed = 1.0
         self._end_s = 0.0
         self._action: Action | None = None
         self._ends_set = 0
@@ -77,26 +82,25 @@ class Process:
         self._machine.ends(self)
 
     def step_factors(self, kind: PoolName, count: int) -> Iterable[float]:
-        """Returns the times of `count` steps that begin now, relative to the profile."""
+        """Returns the times of `count` steps alone on the machine, relative to the profile."""
         times = self._machine.times[kind]
-        mean, noise = times.alone / self._speed, times.noise
-        if len(noise) == 1:
-            return repeat(mean, count)
+        if len(times.noise) == 1:
+            return repeat(times.alone, count)
+        alone, noise = times.alone, times.noise
         draw, size = self._random.random, len(noise)
-        return (mean * noise[int(draw() * size)] for _ in range(count))
+        return (alone * noise[int(draw() * size)] for _ in range(count))
 
     def run(self, seconds: float, kind: PoolName, action: Action) -> None:
-        """Runs the action after a step that takes `seconds` by the profile."""
+        """Runs the action after what takes `seconds` alone on the machine."""
         self.begins(kind)
         self._action = action
-        (factor,) = self.step_factors(kind, 1)
-        self._set_end(self._machine.agenda.now + seconds * factor)
+        self._set_end(self._machine.agenda.now + seconds / self.speed)
 
     def runs_at(self, speed: float) -> None:
         """Changes the speed, now."""
-        if speed == self._speed:
+        if speed == self.speed:
             return
-        ratio, self._speed = self._speed / speed, speed
+        ratio, self.speed = self.speed / speed, speed
         if self._action is not None:
             now = self._machine.agenda.now
             self._set_end(now + ratio * (self._end_s - now))

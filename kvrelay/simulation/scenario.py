@@ -93,10 +93,11 @@ class Scenario:
             )
         if self.policy is not None and self.routers > 1:
             raise InvalidArgument("--routers above 1 cannot be combined with --autoscaling")
-        if self.cores is not None and sum(sizes.values()) > MAX_SHARING:
+        most = self._most_workers()
+        if self.cores is not None and most > MAX_SHARING:
             raise InvalidArgument(
-                f"{sum(sizes.values())} workers are too many for one machine; with --cores, the "
-                f"most is {MAX_SHARING}"
+                f"{most} workers are too many for one machine; with --cores, the most is "
+                f"{MAX_SHARING}"
             )
         if self.routers > sizes["decode"]:
             raise InvalidArgument(
@@ -130,6 +131,14 @@ class Scenario:
                 f"the workers have {blocks:,} KV blocks together; the most is {MAX_BLOCKS:,}; "
                 "lower kv.memory or raise kv.block_size"
             )
+
+    def _most_workers(self) -> int:
+        """Returns the workers of both pools at their largest sizes."""
+        most = 0
+        for pool in POOLS:
+            rules = None if self.policy is None else self.policy.pool(pool)
+            most += max(len(self.pools[pool]), rules.max_replicas if rules else 0)
+        return most
 
     @property
     def max_model_len(self) -> int:

@@ -78,7 +78,7 @@ class SimulatedWorker(ABC):
         self.started_at = cluster.agenda.now
         # Seconds of its steps.
         self.busy_s = 0.0
-        self.process = Process(cluster.machine, worker_id)
+        self.process = Process(cluster.machine)
         self.step_cost = StepCost(cluster.agenda.now)
         self._info = WorkerInfo(
             worker_id=worker_id,
@@ -152,10 +152,11 @@ class SimulatedWorker(ABC):
     def run_step(self, batch: list[Work], ended: Callable[[float], None]) -> None:
         """Runs a step. Calls `ended` with the seconds that it took."""
         begun = self.now
-        has_prompts = any(_is_prompt(work) for work in batch)
+        kind: PoolName = "prefill" if any(_is_prompt(work) for work in batch) else "decode"
+        (factor,) = self.process.step_factors(kind, 1)
         self.process.run(
-            self.step_seconds(batch),
-            "prefill" if has_prompts else "decode",
+            factor * self.step_seconds(batch),
+            kind,
             self.while_alive(lambda: ended(self.now - begun)),
         )
 

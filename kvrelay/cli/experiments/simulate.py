@@ -14,6 +14,7 @@ import typer
 from kvrelay.cli.loadtest import options
 from kvrelay.cli.loadtest.result_files import write_results
 from kvrelay.cli.required_packages import requires_cluster_extra
+from kvrelay.cli.terminal.notes import note
 from kvrelay.cli.views import render
 from kvrelay.errors import FailedPrecondition, InvalidArgument
 
@@ -199,7 +200,9 @@ def simulate(
         lengths = (prompt_tokens, output_tokens, False, seed)
         load = options.workload(rate, None, burstiness, num_requests, duration, *lengths)
     with _failures_exit():
-        calibration = _calibration(calibrate or (), profile, kv_token_bytes, config, model)
+        calibration = _calibration(calibrate or (), profile, kv_token_bytes, config, model, cores)
+    for text in calibration.notes:
+        note(f"calibration: {text}")
     inputs = _Inputs(
         profile=profile,
         kv_token_bytes=kv_token_bytes,
@@ -317,6 +320,7 @@ def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Rep
         "model": _names(scenario),
         "pools": sizes,
         **load.options(),
+        **_surroundings(inputs),
         **dict(point.values),
     }
     if isinstance(load, Replay):
@@ -325,6 +329,14 @@ def _run(inputs: _Inputs, point: Point, text: str = "simulated requests") -> Rep
     plan = load.plan(scenario.vocab_size, scenario.max_model_len)
     with simulation_progress(text, total) as done:
         return run(scenario, plan, described, inputs.slos, done)
+
+
+def _surroundings(inputs: _Inputs) -> dict[str, Any]:
+    """Returns what the simulation assumes beside the profile, for the report."""
+    found: dict[str, Any] = {} if inputs.cores is None else {"cores": inputs.cores}
+    if inputs.calibration.notes:
+        found["calibration"] = list(inputs.calibration.notes)
+    return found
 
 
 def _scenario(inputs: _Inputs, point: Point) -> Scenario:
@@ -367,6 +379,7 @@ def _calibration(
     kv_token_bytes: int | None,
     config: Path | None,
     model: str,
+    cores: int | None,
 ) -> Calibration:
     """Returns what the recorded load tests show. Without any, the defaults."""
     from kvrelay.config.config_file import load_one_model
@@ -375,10 +388,14 @@ def _calibration(
 
     if not files:
         return Calibration()
-    costs = _read_profile(str(profile or ""), kv_token_bytes).costs
+    if profile is None:
+        raise typer.BadParameter(
+            "--calibrate needs the profile of the recorded workers; give --profile FILE."
+        )
+    costs = _read_profile(str(profile), kv_token_bytes).costs
     loaded = load_one_model(config, {"model.path": model} if model else {})
-    tests = {str(file): load_report(file).rows for file in files}
-    return calibrate(tests, costs, loaded.prefill.chunk_tokens)
+    tests = {str(file): load_report(file) for file in files}
+    return calibrate(tests, costs, loaded.prefill.chunk_tokens, cores)
 
 
 def _delays(inputs: _Inputs, found: Delays) -> Delays:

@@ -163,7 +163,7 @@ def load_differences(first: Report, second: Report) -> str:
         values = [one.options.get(name) for one in (first, second)]
         if values[0] != values[1]:
             before, after = ("not set" if one is None else f"{one!s:.60}" for one in values)
-            told.append(f"{name} {before} and {after}")
+            told.append(f"{name} {before} and {after}" if before != after else name)
     return "; ".join(told)
 
 

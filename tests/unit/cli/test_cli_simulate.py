@@ -167,7 +167,7 @@ def test_unlike_workers_share_a_pool(tmp_path: Path, profile: str) -> None:
         (["--profile", "PROFILE", "--routers", "2"], 1, "2 routers"),
         (["--profile", "PROFILE", "--cores", "0"], 2, "--cores"),
         (["--profile", "PROFILE", "--cores", "9", "--decode", "257"], 1, "the most is 256"),
-        (["--calibrate", "FEW"], 2, "no profile"),
+        (["--calibrate", "FEW", "--decode", "1:PROFILE"], 2, "--calibrate needs the profile"),
         (["--profile", "PROFILE", "--calibrate", "missing.json"], 2, "missing.json"),
         (["--profile", "PROFILE", "--calibrate", "PROFILE"], 2, "--calibrate takes the report"),
         (["--profile", "PROFILE", "--calibrate", "FEW"], 1, "a calibration needs 10"),

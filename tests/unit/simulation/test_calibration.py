@@ -14,6 +14,7 @@ from support import simulated
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.calibration import calibrate
 from kvrelay.simulation.scenario import Delays, Scenario, StepTimes
@@ -29,14 +30,14 @@ TIMES = {
 CHUNK = 512
 
 
-def recorded(prefill: int, decode: int, **load: Any) -> tuple[Row, ...]:
+def recorded(prefill: int, decode: int, **load: Any) -> Report:
     scenario = replace(
         simulated.scenario(prefill, decode, config={"slo": None}, delays=DELAYS),
         cores=prefill + decode,
         times=TIMES,
     )
     # Steps of one token at a time, as a client sees them.
-    return simulated.run(scenario, simulated.poisson(**load)).rows
+    return simulated.run(scenario, simulated.poisson(**load))
 
 
 def test_a_simulated_cluster_is_found_again() -> None:
@@ -71,8 +72,8 @@ def test_what_no_test_shows_is_the_worst_that_one_does() -> None:
 
 def test_a_simulation_as_profiled_is_found_as_profiled() -> None:
     cluster = simulated.scenario(1, 1, config={"slo": None}, delays=Delays(0.0, 0.0, 0.0))
-    rows = simulated.run(cluster, simulated.poisson(5.0, 200)).rows
-    found = calibrate({"one": rows}, simulated.profile().costs, CHUNK)
+    report = simulated.run(cluster, simulated.poisson(5.0, 200))
+    found = calibrate({"one": report}, simulated.profile().costs, CHUNK)
     for times in found.times.values():
         assert times.alone == pytest.approx(1.0, rel=0.03)
         assert all(one == pytest.approx(1.0, rel=0.05) for one in times.beside.values())
@@ -80,13 +81,72 @@ def test_a_simulation_as_profiled_is_found_as_profiled() -> None:
     assert found.delays.message_s <= Delays().message_s
 
 
-def test_too_few_answers_are_refused() -> None:
-    rows = recorded(1, 1, rate=5.0, count=9)
-    with pytest.raises(InvalidArgument, match=r"real.json: 9 answers have a ledger"):
-        calibrate({"real.json": rows}, simulated.profile().costs, CHUNK)
-    bare = tuple(replace(one, ledger=None) for one in recorded(1, 1, rate=5.0, count=30))
-    with pytest.raises(InvalidArgument, match="0 answers have a ledger"):
-        calibrate({"real.json": bare}, simulated.profile().costs, CHUNK)
+def edited(report: Report, every: int, **values: Any) -> Report:
+    """Returns the report with these values in each n-th row."""
+    rows = tuple(replace(one, **values) if one.index % every == 0 else one for one in report.rows)
+    return replace(report, rows=rows)
+
+
+def test_a_test_that_tells_too_little_is_refused() -> None:
+    costs, report = simulated.profile().costs, recorded(1, 1, rate=5.0, count=60)
+    few = recorded(1, 1, rate=5.0, count=9)
+    ledger = report.rows[0].ledger
+    assert ledger is not None
+    twice = replace(ledger, attempts=ledger.attempts * 2)
+    for wrong, reason in (
+        (few, "real.json: 9 answers have a ledger"),
+        (edited(report, 1, ledger=None), "0 answers have a ledger"),
+        (edited(report, 10, error="INTERNAL"), "6 of 60 requests failed"),
+        (edited(report, 10, ledger=twice), "6 of 60 requests failed"),
+        (replace(report, interrupted=True, in_flight=10), "10 of 70 requests failed"),
+        (replace(report, row_every=2), "has one of 2 requests"),
+        (edited(report, 1, itl_s=(1e-5,) * 9, output_tokens=10), "decode steps took .* times the"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            calibrate({"real.json": wrong}, costs, CHUNK)
+    # A few failures are in any test.
+    assert calibrate({"real.json": edited(report, 30, error="INTERNAL")}, costs, CHUNK).notes
+
+
+def test_a_note_tells_what_is_missing_and_what_was_found() -> None:
+    costs = simulated.profile().costs
+    local = recorded(0, 2, rate=5.0, count=60)
+    notes = calibrate({"real.json": local}, costs, CHUNK, cores=1).notes
+    assert notes[0].startswith("real.json: 2 workers were recorded; if more than 1 computed")
+    assert notes[1].startswith("prefill steps take the profile's times: fewer than 10 prompts")
+    assert notes[2].startswith("decode steps take 1.")
+    short = recorded(1, 1, rate=5.0, count=60, answer=(1, 1))
+    notes = calibrate({"real.json": short}, costs, CHUNK, cores=2).notes
+    assert notes[-1].startswith("decode steps take the profile's times: fewer than 10 gaps")
+
+
+def test_a_response_with_several_tokens_is_no_step() -> None:
+    costs = simulated.profile().costs
+    report = recorded(1, 1, rate=5.0, count=100, answer=(20, 40))
+
+    def joined(row: Row) -> Row:
+        pairs = zip(row.itl_s[::2], row.itl_s[1::2], strict=False)
+        return row if row.index % 2 else replace(row, itl_s=tuple(map(sum, pairs)))
+
+    pairs = replace(report, rows=tuple(map(joined, report.rows)))
+    before, after = (
+        calibrate({"one": one}, costs, CHUNK).times["decode"] for one in (report, pairs)
+    )
+    assert after.alone == pytest.approx(before.alone, rel=0.05)
+
+
+def test_a_stall_of_the_machine_is_no_step() -> None:
+    costs = simulated.profile().costs
+    report = recorded(1, 1, rate=5.0, count=100, answer=(20, 40))
+    row = report.rows[50]
+    stalled = replace(row, itl_s=(*row.itl_s[:-1], 60.0))
+    rows = (*report.rows[:50], stalled, *report.rows[51:])
+    before, after = (
+        calibrate({"one": one}, costs, CHUNK).times["decode"]
+        for one in (report, replace(report, rows=rows))
+    )
+    assert after.alone == pytest.approx(before.alone, rel=0.03)
+    assert max(after.noise) < 2
 
 
 # Whose steps take no time.
@@ -127,7 +187,7 @@ def rows(draw: st.DrawFn) -> Row:
 @settings(max_examples=200)
 def test_any_report_is_read_or_refused(found: list[Row], worker: Profile) -> None:
     try:
-        calibration = calibrate({"one": found}, worker.costs, CHUNK)
+        calibration = calibrate({"one": Report({}, (), tuple(found), None)}, worker.costs, CHUNK)
     except InvalidArgument:
         return
     delays = calibration.delays

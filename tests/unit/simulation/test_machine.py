@@ -29,7 +29,7 @@ def finished(
     ends = [0.0] * len(tasks)
 
     def add(number: int, seconds: float, kind: PoolName) -> None:
-        process = Process(machine, str(number))
+        process = Process(machine)
 
         def end() -> None:
             ends[number] = agenda.now
@@ -61,11 +61,25 @@ def test_a_neighbour_slows_by_what_it_does() -> None:
     assert finished([*three, (0, 1, "decode")], 4, times) == [1.625, 1.25, 1.25]
 
 
+def test_a_start_takes_its_own_time_and_no_steps_time() -> None:
+    """The start of a worker that replaces a dead one, in a cluster whose steps are slow."""
+    slow = StepTimes(5.0, {"prefill": 1.0, "decode": 1.0}, (0.5, 1.5))
+    scenario = simulated.scenario(1, 2, failures=[("decode-0", 1.0)], delays=NONE)
+    report = simulated.run(
+        replace(scenario, times={"prefill": slow, "decode": slow}),
+        [request(0.5 * number, 40, 2, 7 + number) for number in range(30)],
+    )
+    assert report.timeline is not None
+    samples = report.timeline.samples
+    few = [one.at_s for one in samples if one.pools["decode"].workers < 2]
+    assert max(few) - min(few) == pytest.approx(COSTS.start_s, abs=1.0)
+
+
 def test_without_cores_nobody_has_a_neighbour() -> None:
     times: dict[PoolName, StepTimes] = {
         pool: StepTimes(1.5, {"prefill": 9, "decode": 9}) for pool in POOLS
     }
-    assert finished([(0, 2, "prefill"), (0, 4, "decode")], None, times) == [3, 6]
+    assert finished([(0, 2, "prefill"), (0, 4, "decode")], None, times) == [2, 4]
 
 
 @given(
