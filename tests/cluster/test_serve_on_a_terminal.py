@@ -32,6 +32,7 @@ def read_to(terminal: int, text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
 
 
+@pytest.mark.long
 def test_the_printed_commands_work_and_the_log_is_in_a_file(tmp_path: Path) -> None:
     terminal, end = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != LEVEL_VARIABLE}

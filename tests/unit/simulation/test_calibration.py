@@ -184,7 +184,7 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 @given(st.lists(rows(), max_size=40), st.sampled_from([simulated.profile(), FREE]))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_report_is_read_or_refused(found: list[Row], worker: Profile) -> None:
     try:
         calibration = calibrate({"one": Report({}, (), tuple(found), None)}, worker.costs, CHUNK)
