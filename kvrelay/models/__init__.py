@@ -29,6 +29,8 @@ def resolve_model(path: str) -> str:
     if _HUB_ID.fullmatch(path) and not is_file:
         return path
     found = "it is a file, not a folder" if is_file else "there is no such folder"
+    if is_file and path.endswith((".yaml", ".yml")):
+        found += " (-c takes a configuration)"
     raise NotFound(
         f"model {path!r}: {found}; allowed are 'demo' (bundled), the path of an existing model "
         "folder, or a Hugging Face hub id such as 'org/name'",

@@ -250,11 +250,22 @@ def _single(inputs: _Inputs, point: Point, file: Path | None, html: Path | None)
     all_saved = write_results(
         (file, lambda path: save(report, path)), (html, lambda path: write(path, page(report)))
     )
+    _note_late_failures(inputs, report)
     if not report.answered:
         first = report.rows[0].message if report.rows else "no request ended"
         raise InvalidArgument(f"no request was answered; the first: {first}")
     if not all_saved:
         raise typer.Exit(1)
+
+
+def _note_late_failures(inputs: _Inputs, report: Report) -> None:
+    end_s = report.options["simulated_seconds"]
+    for one in inputs.failures:
+        if one.at_s > end_s:
+            note(
+                f"--fail {one.worker_id}@{one.at_s:g}: the simulation ended after {end_s:.4g} s, "
+                "so the worker was not killed"
+            )
 
 
 def _sweep(

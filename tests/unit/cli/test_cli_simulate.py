@@ -84,6 +84,12 @@ def test_a_calibrated_run_repeats_what_was_recorded(
     assert "the loads differ: rate 3 and 4; prompt_tokens" in capsys.readouterr().err
 
 
+def test_a_failure_after_the_end_is_told(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for second, told in (("0.1", False), ("9999", True)):
+        assert run(["simulate", "--profile", profile, *COUNT, "--fail", f"decode-0@{second}"]) == 0
+        assert ("so the worker was not killed" in capsys.readouterr().err) == told
+
+
 def test_a_sweep_writes_all_points_and_a_page(tmp_path: Path, profile: str) -> None:
     file, html = tmp_path / "sweep.json", tmp_path / "sweep.html"
     arguments = ["--sweep", "pools=0:1,1:1,1:2", "--sweep", "kv.block_size=16,32"]

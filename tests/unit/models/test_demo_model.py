@@ -245,5 +245,10 @@ class TestResolveModel:
         monkeypatch.chdir(tmp_path)
         # The second looks like an id of the hub.
         for name in (str(tmp_path / "folder" / "model.gguf"), "folder/model.gguf"):
-            with pytest.raises(NotFound, match="it is a file, not a folder"):
+            with pytest.raises(NotFound, match="it is a file, not a folder; allowed"):
                 resolve_model(name)
+
+    def test_a_configuration_is_no_model(self, tmp_path: Path) -> None:
+        (tmp_path / "cluster.yaml").touch()
+        with pytest.raises(NotFound, match=r"a file, not a folder \(-c takes a configuration\)"):
+            resolve_model(str(tmp_path / "cluster.yaml"))
