@@ -30,7 +30,7 @@ _MOST_TOKENS = 2**30
 # Largest share of requests without a ledger or with several attempts. They kept workers busy too,
 # and a report does not say when.
 _MOST_SKIPPED = 0.05
-# Times of the profile above which a gap is a stall of the machine and no step.
+# Times of the median above which a step is a stall of the machine.
 _STALL = 20.0
 # Mean times of a kind of steps that are possible. Others are not of this profile.
 _POSSIBLE = (0.5, 20.0)
@@ -160,7 +160,7 @@ def calibrate(
                 f"{pool} steps took {times[pool].alone:.3g} times the profile; the load test and "
                 "the profile are of different models, machines or settings"
             )
-    delays = _delays([one for answers in found for one in answers], costs)
+    delays = _delays([one for answers in found for one in answers], costs, chunk_tokens)
     return Calibration(delays, times, tuple(notes))
 
 
@@ -179,7 +179,7 @@ def _told(pool: PoolName, times: StepTimes) -> str:
 
 
 def _read(name: str, report: Report) -> list[_Answer]:
-    if report.row_every > 1:
+    if report.row_every != 1:
         raise InvalidArgument(
             f"{name:.200}: the report has one of {report.row_every} requests; a calibration needs "
             "all of them"
@@ -188,14 +188,16 @@ def _read(name: str, report: Report) -> list[_Answer]:
     answers = list(_answers(rows))
     if len(answers) < _LEAST:
         raise InvalidArgument(
-            f"{name:.200}: {len(answers)} answers have a ledger and one attempt; a calibration "
-            f"needs {_LEAST} of them"
+            f"{name:.200}: {len(answers)} answers have a ledger, one attempt and possible times; a "
+            f"calibration needs {_LEAST} of them"
         )
-    skipped, total = len(rows) + report.in_flight - len(answers), len(rows) + report.in_flight
+    total = len(rows) + max(0, report.in_flight)
+    skipped = total - len(answers)
     if skipped > _MOST_SKIPPED * total:
         raise InvalidArgument(
-            f"{name:.200}: {skipped} of {total} requests failed, took several attempts or have no "
-            f"ledger; at most {_MOST_SKIPPED:.0%} may, because they kept workers busy too"
+            f"{name:.200}: {skipped} of {total} requests failed, took several attempts, or have no "
+            f"ledger or impossible times; at most {_MOST_SKIPPED:.0%} may, because they kept "
+            "workers busy too"
         )
     return answers
 
@@ -212,7 +214,7 @@ def _answers(rows: Iterable[Row]) -> Iterator[_Answer]:
             yield _Answer.of(row, ledger, row.ttft_s)
 
 
-def _delays(answers: Sequence[_Answer], costs: StepCostModel) -> Delays:
+def _delays(answers: Sequence[_Answer], costs: StepCostModel, chunk_tokens: int) -> Delays:
     """Returns medians."""
     messages, requests, handoffs = [], [], []
     for one in answers:
@@ -224,7 +226,10 @@ def _delays(answers: Sequence[_Answer], costs: StepCostModel) -> Delays:
         way_s = one.row.ttft_s - one.ledger.ttft_seconds
         requests.append(way_s + phases.get("tokenize", 0.0))
         if one.ledger.handoff is not None:
-            handoffs.append(one.ledger.handoff.exposed_seconds - costs.handoff_base_s)
+            # The blocks of the last chunk travel after the prompt is computed.
+            tokens = max(1, one.row.prompt_tokens - one.row.cached_tokens)
+            last = ((tokens - 1) % chunk_tokens + 1) / tokens * one.ledger.handoff.bytes
+            handoffs.append(one.ledger.handoff.exposed_seconds - costs.handoff_s(last))
     message_s = max(0.0, median(messages)) if messages else Delays().message_s
     return Delays(
         request_s=max(0.0, median(requests) - message_s),
@@ -244,11 +249,19 @@ class _Steps:
     prompts: Floats
     answers: Floats
 
+    def chosen(self, kept: NDArray[np.bool_]) -> _Steps:
+        """Returns the steps that are kept."""
+        return _Steps(
+            self.measured[kept], self.expected[kept], self.prompts[kept], self.answers[kept]
+        )
+
 
 def _times(steps: _Steps) -> StepTimes:
     """Fits measured / expected = alone + more_p x prompts + more_a x answers by least squares. What
     the fit leaves is noise.
     """
+    ratios = steps.measured / steps.expected
+    steps = steps.chosen(ratios <= _STALL * np.median(ratios))
     weights = np.sqrt(steps.expected)
     columns = np.stack((np.ones_like(weights), steps.prompts, steps.answers), axis=1)
     ratios = steps.measured / steps.expected
@@ -314,9 +327,7 @@ class _Others:
     def steps(self, begin: Floats, end: Floats, expected: Floats) -> _Steps:
         """Returns steps between these times."""
         prompts = self.prompts.share(begin, end)
-        answers = self.all.share(begin, end) - prompts
-        kept = end - begin <= _STALL * expected
-        return _Steps((end - begin)[kept], expected[kept], prompts[kept], answers[kept])
+        return _Steps(end - begin, expected, prompts, self.all.share(begin, end) - prompts)
 
 
 def _together(found: Sequence[_Steps]) -> _Steps:

@@ -62,7 +62,7 @@ class Controller:
             if self._size(pool) < self._cluster.desired[pool]:
                 self._cluster.start(pool, profile)
 
-        process.run(seconds, pool, serve)
+        process.run(seconds, None, serve)
 
     def _members(self, pool: PoolName) -> list[SimulatedWorker]:
         workers = self._cluster.workers.values()

@@ -9,7 +9,11 @@ from random import Random
 
 from kvrelay.simulation.agenda import Action, Agenda
 from kvrelay.simulation.scenario import StepTimes
-from kvrelay.types.workers import PoolName
+from kvrelay.types.workers import POOLS, PoolName
+
+# What a process computes: steps of a pool, or None for its start, which is slowed by a lack of
+# cores only.
+Kind = PoolName | None
 
 
 class Machine:
@@ -23,7 +27,7 @@ class Machine:
         self.times = times
         self._cores = cores
         # In the order in which they began, so that a simulation is deterministic.
-        self._busy: dict[Process, PoolName] = {}
+        self._busy: dict[Process, Kind] = {}
         self._processes = 0
 
     def next_random(self) -> Random:
@@ -31,9 +35,9 @@ class Machine:
         self._processes += 1
         return Random(self._processes)
 
-    def begins(self, process: Process, kind: PoolName) -> None:
-        """Notes that a process computes steps of a kind from now on."""
-        if self._cores is not None and self._busy.get(process) != kind:
+    def begins(self, process: Process, kind: Kind) -> None:
+        """Notes that a process computes from now on."""
+        if self._cores is not None and self._busy.get(process, "") != kind:
             self._busy[process] = kind
             self._share(self._cores)
 
@@ -49,14 +53,15 @@ class Machine:
         for process, kind in self._busy.items():
             process.runs_at(speeds[kind])
 
-    def _speed(self, kind: PoolName, kinds: Counter[PoolName], cores: int) -> float:
+    def _speed(self, kind: Kind, kinds: Counter[Kind], cores: int) -> float:
         """Returns the speed of a process beside the others, relative to one alone."""
+        share = min(1.0, cores / kinds.total())
+        others = {pool: kinds[pool] - (pool == kind) for pool in POOLS}
+        number = sum(others.values())
+        if kind is None or not number:
+            return share
         beside = self.times[kind].beside
-        others = kinds.total() - 1
-        if not others:
-            return 1.0
-        slowdowns = sum(number * beside[other] for other, number in kinds.items()) - beside[kind]
-        return min(1.0, cores / (others + 1)) / (slowdowns / others)
+        return share * number / sum(count * beside[pool] for pool, count in others.items())
 
 
 class Process:
@@ -73,8 +78,8 @@ class Process:
         self._action: Action | None = None
         self._ends_set = 0
 
-    def begins(self, kind: PoolName) -> None:
-        """Computes steps from now on. `kind`: the pool whose steps they are."""
+    def begins(self, kind: Kind) -> None:
+        """Computes from now on."""
         self._machine.begins(self, kind)
 
     def ends(self) -> None:
@@ -90,7 +95,7 @@ class Process:
         draw, size = self._random.random, len(noise)
         return (alone * noise[int(draw() * size)] for _ in range(count))
 
-    def run(self, seconds: float, kind: PoolName, action: Action) -> None:
+    def run(self, seconds: float, kind: Kind, action: Action) -> None:
         """Runs the action after what takes `seconds` alone on the machine."""
         self.begins(kind)
         self._action = action

@@ -96,8 +96,8 @@ class Scenario:
         most = self._most_workers()
         if self.cores is not None and most > MAX_SHARING:
             raise InvalidArgument(
-                f"{most} workers are too many for one machine; with --cores, the most is "
-                f"{MAX_SHARING}"
+                f"{most} workers are too many for one machine, at the largest sizes of the pools; "
+                f"with --cores, the most is {MAX_SHARING}"
             )
         if self.routers > sizes["decode"]:
             raise InvalidArgument(

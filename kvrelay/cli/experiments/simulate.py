@@ -289,7 +289,7 @@ def _sweep(
             best = one.goodput, report
     out = render.console()
     out.print(sweep_view(found, out.width))
-    document = sweep_to_json(found, inputs.load.options())
+    document = sweep_to_json(found, {**inputs.load.options(), **_surroundings(inputs)})
     all_saved = write_results(
         (file, lambda path: write(path, json.dumps(document, allow_nan=False) + "\n")),
         (html, lambda path: write(path, pareto_page(document))),

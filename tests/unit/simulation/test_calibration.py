@@ -104,6 +104,18 @@ def test_a_test_that_tells_too_little_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgument, match=reason):
             calibrate({"real.json": wrong}, costs, CHUNK)
+    # A profile of a much faster or slower machine.
+    for factor in (0.01, 30.0):
+        costs = simulated.profile(
+            **{
+                name: factor * value
+                for name, value in simulated.COSTS.items()
+                if name.startswith(("prefill", "decode"))
+            }
+        ).costs
+        with pytest.raises(InvalidArgument, match=r"prefill steps took .* times the profile"):
+            calibrate({"real.json": report}, costs, CHUNK)
+    costs = simulated.profile().costs
     # A few failures are in any test.
     assert calibrate({"real.json": edited(report, 30, error="INTERNAL")}, costs, CHUNK).notes
 

@@ -12,7 +12,7 @@ from support import simulated
 
 from kvrelay.loadtest.workload import PlannedRequest
 from kvrelay.simulation.agenda import Agenda
-from kvrelay.simulation.machine import Machine, Process
+from kvrelay.simulation.machine import Kind, Machine, Process
 from kvrelay.simulation.scenario import Delays, StepTimes, as_profiled
 from kvrelay.types.workers import POOLS, PoolName
 
@@ -21,14 +21,14 @@ COSTS = simulated.profile().costs
 
 
 def finished(
-    tasks: list[tuple[float, float, PoolName]], cores: int | None, times: dict[PoolName, StepTimes]
+    tasks: list[tuple[float, float, Kind]], cores: int | None, times: dict[PoolName, StepTimes]
 ) -> list[float]:
     """Returns when processes end that each have one step: (start, seconds, kind)."""
     agenda = Agenda()
     machine = Machine(agenda, cores, times)
     ends = [0.0] * len(tasks)
 
-    def add(number: int, seconds: float, kind: PoolName) -> None:
+    def add(number: int, seconds: float, kind: Kind) -> None:
         process = Process(machine)
 
         def end() -> None:
@@ -55,9 +55,12 @@ def test_a_neighbour_slows_by_what_it_does() -> None:
         "decode": StepTimes(1.0, {"prefill": 1.0, "decode": 1.5}),
     }
     assert finished([(0, 3, "prefill"), (1, 1, "decode")], 4, times) == [3.5, 2]
+    # A start slows others, and is slowed, by the cores that it takes only.
+    assert finished([(0, 3, "prefill"), (1, 1, None)], 4, times) == [3, 2]
+    assert finished([(0, 3, "prefill"), (1, 1, None)], 1, times) == [4, 3]
     assert finished([(0, 2, "prefill"), (0, 2, "prefill")], 4, times) == [2.5, 2.5]
     # Unlike neighbours count in equal shares.
-    three: list[tuple[float, float, PoolName]] = [(0, 1, "prefill"), (0, 1, "decode")]
+    three: list[tuple[float, float, Kind]] = [(0, 1, "prefill"), (0, 1, "decode")]
     assert finished([*three, (0, 1, "decode")], 4, times) == [1.625, 1.25, 1.25]
 
 
@@ -90,9 +93,7 @@ def test_without_cores_nobody_has_a_neighbour() -> None:
     ),
     st.integers(1, 4),
 )
-def test_cores_do_no_more_than_they_can(
-    tasks: list[tuple[float, float, PoolName]], cores: int
-) -> None:
+def test_cores_do_no_more_than_they_can(tasks: list[tuple[float, float, Kind]], cores: int) -> None:
     ends = finished(tasks, cores, as_profiled())
     for (at, seconds, _), end in zip(tasks, ends, strict=True):
         # Never faster than alone, never slower than all of them one after the other.
