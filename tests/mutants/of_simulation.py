@@ -6,6 +6,8 @@ from mutants.mutant import Mutant
 
 _PROPERTIES = "unit/simulation/test_simulation_properties.py"
 _CLOSED_FORMS = "unit/simulation/test_closed_forms.py"
+_CALIBRATION = "unit/simulation/test_calibration.py"
+_MACHINE = "unit/simulation/test_machine.py"
 _PROFILING = "unit/bench/test_profiling.py"
 _DEVICES = "unit/planning/test_tensor_parallel_kv.py"
 
@@ -57,6 +59,55 @@ MUTANTS = (
         "few = len(y) <= x.shape[-1]",
         "few = False",
         f"{_PROFILING}::test_too_few_measurements_are_refused",
+    ),
+    _mutant(
+        "planned steps are slowed by a neighbour that begins",
+        "simulation/machine.py",
+        "self.slowed(ratio)",
+        "pass",
+        f"{_MACHINE}::test_a_prompt_slows_the_answer_beside_it",
+    ),
+    _mutant(
+        "a prefill worker without prompts slows nobody",
+        "simulation/prefill.py",
+        "self.process.ends()",
+        "pass",
+        f"{_MACHINE}::test_a_prompt_slows_the_answer_beside_it",
+    ),
+    _mutant(
+        "a report of every n-th request calibrates nothing",
+        "simulation/calibration.py",
+        "if report.row_every != 1:",
+        "if False:",
+        f"{_CALIBRATION}::test_a_test_that_tells_too_little_is_refused",
+    ),
+    _mutant(
+        "failed requests kept workers busy",
+        "simulation/calibration.py",
+        "if skipped > _MOST_SKIPPED * total:",
+        "if False:",
+        f"{_CALIBRATION}::test_a_test_that_tells_too_little_is_refused",
+    ),
+    _mutant(
+        "a profile of another machine is refused",
+        "simulation/calibration.py",
+        "if not low <= times[pool].alone <= high:",
+        "if False:",
+        f"{_CALIBRATION}::test_a_test_that_tells_too_little_is_refused",
+    ),
+    _mutant(
+        "a response with several tokens is no step",
+        "simulation/calibration.py",
+        "if len(one.times) == one.row.output_tokens",
+        "if True",
+        f"{_CALIBRATION}::test_a_response_with_several_tokens_is_no_step",
+    ),
+    _mutant(
+        "a stall of the machine is no step",
+        "simulation/calibration.py",
+        "ratios <= _STALL * np.median(ratios)",
+        "ratios > 0",
+        f"{_CALIBRATION}::test_a_stall_of_the_machine_is_no_step",
     ),
     _mutant(
         "devices without a KV head of their own keep none",
