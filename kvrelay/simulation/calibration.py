@@ -388,11 +388,8 @@ def _gaps(answers: Sequence[_Answer], costs: StepCostModel) -> _Steps:
         begin = np.concatenate([one.times[1:-1] for one in single])
         end = np.concatenate([one.times[2:] for one in single])
         batch, context = batches.at((begin + end) / 2)
-        expected = (
-            costs.decode_base_s
-            + costs.decode_sequence_s * batch
-            + costs.decode_context_token_s * context
-        )
+        batches_s = map(costs.decode_s, batch.tolist(), context.tolist())
+        expected = np.fromiter(batches_s, np.float64, len(batch))
         alone = local.share(begin, end) == 0
         kept = alone & (batch > 0) & (end > begin) & (expected > 0)
         found.append(_Others.of(answers, worker).steps(begin[kept], end[kept], expected[kept]))

@@ -41,7 +41,7 @@ class Delays:
     handoff_s: float = 0.0
 
 
-def _alone() -> dict[PoolName, float]:
+def _no_slower() -> dict[PoolName, float]:
     return dict.fromkeys(POOLS, 1.0)
 
 
@@ -52,7 +52,7 @@ class StepTimes:
     # While no other worker of the machine computes.
     alone: float = 1.0
     # While another one computes steps of a kind, relative to `alone`.
-    beside: Mapping[PoolName, float] = field(default_factory=_alone)
+    beside: Mapping[PoolName, float] = field(default_factory=_no_slower)
     # Single steps relative to the mean. Each value is equally likely, and their mean is 1.
     noise: tuple[float, ...] = (1.0,)
 
