@@ -22,6 +22,7 @@ point   unstarted    prefill: the prompt is accepted, and not begun
         committing   decode: the commit has come, and was not looked at
         committed    decode: the decode worker has the sequence, the prefill worker was not told
         joined       decode: the sequence is in the batch, and no step with it has begun
+        sampled:K    decode: K tokens of this attempt are computed, and the next step has not begun
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _between_steps(sequence: Any) -> tuple[str, ...]:
     """Points that a scheduled sequence is at between two steps."""
     sampled = sequence.num_emitted - sequence.spec.num_emitted
     if sampled:
-        return ("joined",) if sampled == 1 else ()
+        return ("joined",) if sampled == 1 else (f"sampled:{sampled}",)
     return ("unstarted",) if sequence.started is None else ("chunk",)
 
 
