@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.planning.least_squares import Floats, nonnegative_least_squares
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.simulation.scenario import Delays, StepTimes, as_profiled
 from kvrelay.types.requests import Ledger
@@ -22,8 +23,6 @@ _LEAST = 10
 _QUANTILES = 201
 # Share of a step's time beside another worker from which its slowdown is known.
 _SEEN = 0.5
-# Share of the squares of the errors by which another factor must lower them.
-_BETTER = 1e-6
 # Largest time in a report, in seconds. Larger ones are mistakes.
 _MOST_S = 1e6
 _MOST_TOKENS = 2**30
@@ -38,8 +37,6 @@ _POSSIBLE = (0.5, 20.0)
 _MOST_ROWS = 5_000
 # Most workers of a pool whose steps are read. Each is compared with all others.
 _MOST_WORKERS = 32
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +262,7 @@ def _times(steps: _Steps) -> StepTimes:
     weights = np.sqrt(steps.expected)
     columns = np.stack((np.ones_like(weights), steps.prompts, steps.answers), axis=1)
     ratios = steps.measured / steps.expected
-    factors = _least_squares(columns * weights[:, None], ratios * weights)
+    factors = nonnegative_least_squares(columns * weights[:, None], ratios * weights, [0])
     fitted = columns @ factors
     noise = _quantiles(ratios / fitted, steps.expected * fitted)
     mean = sum(noise) / len(noise)
@@ -282,20 +279,6 @@ def _times(steps: _Steps) -> StepTimes:
         {kind: slower.get(kind, unseen) for kind in POOLS},
         tuple(one / mean for one in noise),
     )
-
-
-def _least_squares(columns: Floats, values: Floats) -> Floats:
-    """Returns the factors of the columns: of the first one above 0, of the others 0 or more. A
-    column that explains nothing gets 0.
-    """
-    best, error = np.zeros(columns.shape[1]), np.inf
-    for used in ([0], [0, 1], [0, 2], [0, 1, 2]):
-        factors = np.zeros_like(best)
-        factors[used] = np.linalg.lstsq(columns[:, used], values, rcond=None)[0]
-        squares = float(((columns @ factors - values) ** 2).sum())
-        if factors[0] > 0 and factors.min() >= 0 and squares < error * (1 - _BETTER):
-            best, error = factors, squares
-    return best
 
 
 def _quantiles(ratios: Floats, weights: Floats) -> tuple[float, ...]:

@@ -48,9 +48,9 @@ MUTANTS = (
     ),
     _mutant(
         "a fitted cost may be negative",
-        "bench/profiling/fit.py",
-        "if np.any(found < 0):",
-        "if False:",
+        "planning/least_squares.py",
+        "np.any(found < 0) or ",
+        "",
         f"{_PROFILING}::test_no_other_coefficients_fit_better",
     ),
     _mutant(

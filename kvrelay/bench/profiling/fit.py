@@ -1,14 +1,14 @@
-"""Least squares with coefficients that are not negative."""
+"""Coefficients of step costs from measured steps."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvrelay.errors import FailedPrecondition
+from kvrelay.planning.least_squares import nonnegative_least_squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,8 @@ class Fit:
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], what: str) -> Fit:
     """Returns the coefficients, 0 or more, that minimise the sum of the squared relative errors of
-    rows x coefficients against the seconds.
-
-    Every subset of the coefficients is tried with the others 0, which is exact: the minimum under
-    the bounds is the free minimum of one of the subsets. Raises FailedPrecondition if the
-    measurements do not determine the coefficients and their error.
+    rows x coefficients against the seconds. Raises FailedPrecondition if the measurements do not
+    determine the coefficients and their error.
     """
     x, y = np.array(rows, float), np.array(seconds, float)
     scaled = x / np.maximum(np.abs(x).max(axis=0, initial=0.0), 1e-300)
@@ -39,21 +36,7 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], what: str) ->
             "time or a model with a longer context"
         )
     relative = x / y[:, None]
-    best = np.zeros(x.shape[-1])
-    error = float(len(y))
-    for size in range(1, x.shape[-1] + 1):
-        for chosen in itertools.combinations(range(x.shape[-1]), size):
-            part = relative[:, chosen]
-            scale = np.abs(part).max(axis=0)
-            scale[scale == 0] = 1.0
-            found = np.linalg.lstsq(part / scale, np.ones(len(y)), rcond=None)[0] / scale
-            if np.any(found < 0):
-                continue
-            squares = float(((part @ found - 1) ** 2).sum())
-            if squares < error - 1e-12:
-                error = squares
-                best = np.zeros(x.shape[-1])
-                best[list(chosen)] = found
+    best = nonnegative_least_squares(relative, np.ones(len(y)))
     errors = np.abs(relative @ best - 1)
     rms = float(np.sqrt((errors**2).mean()))
     return Fit(tuple(map(float, best)), rms, float(errors.max()))
