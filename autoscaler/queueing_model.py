@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from autoscaler.scaling_policy import PoolSnapshot
 from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types.workers import POOLS, PoolName
-from kvrelay.worker.steps.step_cost import utilisation
+from kvrelay.worker.steps.measured_step_cost import utilisation
 
 # Prompt tokens that wait at a prefill worker; further prompts wait at the router.
 _BACKLOG_TOKENS = 1024

@@ -32,7 +32,7 @@ from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.engine.sequence_segment import Segment

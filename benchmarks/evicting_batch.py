@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from decode_worker.token_budget import TokenBudget
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import Overfull

@@ -17,7 +17,7 @@ import time
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.engine.model.loader import load_model
 from kvrelay.engine.runner import ModelRunner

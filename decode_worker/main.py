@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decode_worker.stage import DecodeStage
+from decode_worker.decode_stage import DecodeStage
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
@@ -21,7 +21,7 @@ async def serve(
     """
     if settings.config.decode.engine == "vllm":
         # vLLM is optional, and takes seconds to import.
-        from decode_worker.vllm_stage import VllmDecodeStage
+        from decode_worker.vllm_decode_stage import VllmDecodeStage
         from kvrelay.vllm_engine import serving
 
         return await serving.serve(settings, VllmDecodeStage, stop)

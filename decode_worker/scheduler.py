@@ -9,7 +9,7 @@ from decode_worker.chunk_budget import ChunkBudget
 from decode_worker.drafter import Drafter
 from decode_worker.token_budget import TokenBudget
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
 

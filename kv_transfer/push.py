@@ -14,11 +14,11 @@ from kv_transfer.push_frames import PushFrames, Run
 from kv_transfer.retry_policy import PushAttempt, RetryPolicy
 from kv_transfer.transports import vllm_nixl
 from kvrelay.errors import Internal, KvRelayError, Unavailable
-from kvrelay.messages import HandoffTarget
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.types.requests import Handoff
 from kvrelay.wire.transfer import KvOpen, KvReceipt, VllmBlocks, frame_to_bytes
+from kvrelay.worker_messages import HandoffTarget
 
 if TYPE_CHECKING:
     from kv_transfer.sender import Sender

@@ -18,10 +18,10 @@ from kv_transfer.transports.named import NamedOutbound
 from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kv_transfer.transports.vllm_nixl import VllmOutbound
 from kvrelay.clock import Clock
-from kvrelay.messages import HandoffTarget
 from kvrelay.protocol_version import Protocol, ours
 from kvrelay.security.credentials import Credentials
 from kvrelay.wire.transfer import KvOpen
+from kvrelay.worker_messages import HandoffTarget
 
 
 class Sender:

@@ -7,7 +7,6 @@ import grpc
 from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import FailedPrecondition, KvRelayError
-from kvrelay.messages import PrefixSource
 from kvrelay.process.telemetry import get_logger
 from kvrelay.process.uninterrupted import to_its_end
 from kvrelay.types.requests import SequenceSpec
@@ -16,6 +15,7 @@ from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
+from kvrelay.worker_messages import PrefixSource
 from prefill_worker.fetch_cost_model import FetchCostModel
 
 log = get_logger(__name__)

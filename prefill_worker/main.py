@@ -7,7 +7,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.worker.runtime import host
 from kvrelay.worker.runtime.settings import WorkerSettings
-from prefill_worker.stage import PrefillStage
+from prefill_worker.prefill_stage import PrefillStage
 
 
 async def serve(
@@ -22,7 +22,7 @@ async def serve(
     if settings.config.prefill.engine == "vllm":
         # vLLM is optional, and takes seconds to import.
         from kvrelay.vllm_engine import serving
-        from prefill_worker.vllm_stage import VllmPrefillStage
+        from prefill_worker.vllm_prefill_stage import VllmPrefillStage
 
         return await serving.serve(settings, VllmPrefillStage, stop)
     return await host.serve(settings, PrefillStage, stop, model, runner)

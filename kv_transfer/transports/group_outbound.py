@@ -21,8 +21,8 @@ from kv_transfer.blocks.digest import multilinear_digests
 from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import layers_of
 from kv_transfer.transports.pair_group import MAX_IDLE, SENDER, PairGroup, open_store
-from kvrelay.messages import HandoffTarget
 from kvrelay.wire.transfer import KvBlocks, KvOpen
+from kvrelay.worker_messages import HandoffTarget
 
 
 class SenderGroups:

@@ -17,7 +17,7 @@ from kvrelay.config.section import (
     Section,
 )
 from kvrelay.config.tiers import TierConfig, check_tiers
-from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.token_eviction import EvictionMethod
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _MAX_CORES = 4096

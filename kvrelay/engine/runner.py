@@ -19,7 +19,7 @@ from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.engine.kernel_choice import why_without_kernels
-from kvrelay.engine.kvcache.prefix_cache import WindowRule
+from kvrelay.engine.kvcache.kv_cache import WindowRule
 from kvrelay.engine.model.adapter_table import AdapterTable
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.kernel_modules import use_kernels
@@ -30,15 +30,15 @@ from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.compiled_grammars import Grammars
-from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample, score
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
 from kvrelay.engine.token_eviction.methods import token_evictor
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError, ModelRefused
-from kvrelay.types.eviction import WHY_NOT_WITH_WINDOWS, EvictionMethod
 from kvrelay.types.kv_layout import KvLayout, check_dtype
 from kvrelay.types.requests import SamplingParams
+from kvrelay.types.token_eviction import WHY_NOT_WITH_WINDOWS, EvictionMethod
 
 # (model, layout, tokens of the longest sequence) -> bytes for KV of all ranks.
 ChooseKvBytes = Callable[[LoadedModel, KvLayout, int], int]

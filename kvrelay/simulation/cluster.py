@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.timeline import PoolSample, Sample
-from kvrelay.messages import Command, Event
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.decode import SimulatedDecode
@@ -19,6 +18,7 @@ from kvrelay.simulation.router import SimulatedRouter
 from kvrelay.simulation.scenario import Scenario
 from kvrelay.simulation.worker import SimulatedWorker, StepTime, Times
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo, WorkerLoad
+from kvrelay.worker_messages import Command, Event
 
 # A worker's load reaches the router this often, in seconds.
 HEARTBEAT_S = 0.5

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.planning.profile import Profile
+from kvrelay.simulation.decode_steps import MOST_STEPS, DecodeSteps
+from kvrelay.simulation.worker import Cluster, Key, token_of
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.types.workers import WorkerLoad
+from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.steps.busy_share import RecentMean
+from kvrelay.worker.steps.measured_step_cost import utilisation
+from kvrelay.worker_messages import (
     DRAINING,
     Abort,
     Command,
@@ -14,14 +22,6 @@ from kvrelay.messages import (
     Reserved,
     RunLocal,
 )
-from kvrelay.planning.profile import Profile
-from kvrelay.simulation.decode_steps import MOST_STEPS, DecodeSteps
-from kvrelay.simulation.worker import Cluster, Key, token_of
-from kvrelay.types.requests import SequenceSpec
-from kvrelay.types.workers import WorkerLoad
-from kvrelay.worker.sequence import Sequence
-from kvrelay.worker.steps.busy_share import RecentMean
-from kvrelay.worker.steps.step_cost import utilisation
 
 
 class SimulatedDecode(DecodeSteps):

@@ -16,7 +16,6 @@ import numpy as np
 
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.planning.profile import Profile
 from kvrelay.simulation.agenda import VirtualClock
 from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, StepTime, Times, token_of
@@ -24,6 +23,7 @@ from kvrelay.types.requests import FinishReason
 from kvrelay.types.workers import PoolName
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.steps.meter import Meter
+from kvrelay.worker_messages import SequenceTokens, TokenBatch
 
 # Most decode steps that run at once. After that many, the router learns the tokens of all
 # sequences, and their blocks are taken.

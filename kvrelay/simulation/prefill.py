@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.planning.profile import Profile
+from kvrelay.simulation.agenda import VirtualClock
+from kvrelay.simulation.decode import SimulatedDecode
+from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, token_of
+from kvrelay.types.requests import Handoff
+from kvrelay.types.workers import PoolName, WorkerLoad
+from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.steps.busy_share import BusyTime
+from kvrelay.worker.steps.meter import Meter
+from kvrelay.worker_messages import (
     DRAINING,
     Abort,
     Command,
@@ -18,15 +27,6 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.planning.profile import Profile
-from kvrelay.simulation.agenda import VirtualClock
-from kvrelay.simulation.decode import SimulatedDecode
-from kvrelay.simulation.worker import Cluster, Key, SimulatedWorker, token_of
-from kvrelay.types.requests import Handoff
-from kvrelay.types.workers import PoolName, WorkerLoad
-from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.steps.busy_share import BusyTime
-from kvrelay.worker.steps.meter import Meter
 from prefill_worker.fetch_cost_model import FetchCostModel
 from prefill_worker.scheduler import PrefillScheduler
 

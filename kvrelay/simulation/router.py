@@ -10,7 +10,6 @@ from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.workload import PlannedRequest
-from kvrelay.messages import Command, Event, TokenBatch
 from kvrelay.percentiles import percentile
 from kvrelay.simulation.agenda import Agenda
 from kvrelay.simulation.measurement import Measurement
@@ -20,6 +19,7 @@ from kvrelay.simulation.worker import StepTime, Times
 from kvrelay.types.control_plane import RouterLoad
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker_messages import Command, Event, TokenBatch
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Send
 from router.core.request import Request

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.messages import Command, Event
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.planning.profile import Profile
 from kvrelay.protocol_version import ours
 from kvrelay.simulation.agenda import Action, Agenda
@@ -23,7 +22,8 @@ from kvrelay.simulation.scenario import Delays
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.steps.step_cost import StepCost
+from kvrelay.worker.steps.measured_step_cost import StepCost
+from kvrelay.worker_messages import Command, Event
 
 Key = tuple[str, int]
 # Times of a sequence's tokens, in seconds of the simulation.

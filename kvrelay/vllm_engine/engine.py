@@ -10,7 +10,7 @@ from typing import Any
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_pool import IntegrityError
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.types.workers import PoolName

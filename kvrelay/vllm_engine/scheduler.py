@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger

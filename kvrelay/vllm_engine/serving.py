@@ -10,7 +10,7 @@ from kv_transfer.channels import message_bytes
 from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
 from kvrelay.clock import MonotonicClock
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.credentials import Credentials

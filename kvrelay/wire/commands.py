@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.messages import (
+from kvrelay.protocol_version import Protocol, ours
+from kvrelay.types.requests import SequenceSpec
+from kvrelay.v1 import worker_pb2 as pb
+from kvrelay.wire.encoding.fields import optional, to_message, to_value
+from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
+from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
+from kvrelay.wire.sampling import params_from_proto, params_to_proto
+from kvrelay.worker_messages import (
     Abort,
     Command,
     Prefill,
@@ -16,13 +23,6 @@ from kvrelay.messages import (
     ResyncCache,
     RunLocal,
 )
-from kvrelay.protocol_version import Protocol, ours
-from kvrelay.types.requests import SequenceSpec
-from kvrelay.v1 import worker_pb2 as pb
-from kvrelay.wire.encoding.fields import optional, to_message, to_value
-from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
-from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
-from kvrelay.wire.sampling import params_from_proto, params_to_proto
 
 # Longest lease, in seconds.
 _LONGEST_S = 1e9

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvrelay.errors import Code, InvalidArgument
-from kvrelay.messages import (
+from kvrelay.protocol_version import Protocol, ours
+from kvrelay.types.block_keys import KEY_BYTES, MAX_KEYS
+from kvrelay.v1 import worker_pb2 as pb
+from kvrelay.wire.encoding.fields import to_message, to_value
+from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
+from kvrelay.wire.ledger import handoff_from_proto, handoff_to_proto
+from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
+from kvrelay.wire.sequence_tokens import check_times, tokens_from_proto, tokens_to_proto
+from kvrelay.worker_messages import (
     CacheUpdate,
     Event,
     Failed,
@@ -16,14 +24,6 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.protocol_version import Protocol, ours
-from kvrelay.types.block_keys import KEY_BYTES, MAX_KEYS
-from kvrelay.v1 import worker_pb2 as pb
-from kvrelay.wire.encoding.fields import to_message, to_value
-from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
-from kvrelay.wire.ledger import handoff_from_proto, handoff_to_proto
-from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
-from kvrelay.wire.sequence_tokens import check_times, tokens_from_proto, tokens_to_proto
 
 
 @dataclass(frozen=True, slots=True)

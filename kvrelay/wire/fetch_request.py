@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvrelay.messages import HandoffTarget
 from kvrelay.protocol_version import Protocol, ours
 from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire.encoding.fields import to_message, to_value
 from kvrelay.wire.handoff_target import target_from_proto, target_to_proto
 from kvrelay.wire.protocol_version import protocol_from_proto, protocol_to_proto
+from kvrelay.worker_messages import HandoffTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvrelay.messages import HandoffTarget
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.encoding.fields import to_message, to_value
+from kvrelay.worker_messages import HandoffTarget
 
 
 def target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import get_args
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.messages import SequenceTokens
 from kvrelay.types.requests import FinishReason, PrefillTimings
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.wire.encoding.fields import to_message, to_value
@@ -15,6 +14,7 @@ from kvrelay.wire.generate_response import (
     prompt_logprobs_from_proto,
     prompt_logprobs_to_proto,
 )
+from kvrelay.worker_messages import SequenceTokens
 
 _LONGEST_S = 1e9
 _FINISH_REASONS: dict[str, FinishReason] = {one: one for one in get_args(FinishReason)}

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.engine.kvcache.change_journal import ChangeJournal, Changes
-from kvrelay.messages import CacheUpdate
 from kvrelay.types.block_keys import MAX_KEYS, pack_keys
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker_messages import CacheUpdate
 
 # Longest time from a change of the cache to its update, in seconds.
 FLUSH_S = 0.1

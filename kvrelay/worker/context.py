@@ -9,13 +9,12 @@ from typing import cast
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.thinking import thinking_budget
 from kvrelay.errors import Code
-from kvrelay.messages import Event, Failed
 from kvrelay.types.control_plane import Claim
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import PoolName
@@ -25,6 +24,7 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.engine_thread import EngineThread
 from kvrelay.worker.steps.step_thread import StepThread
 from kvrelay.worker.tiers.tier_store import TierStore
+from kvrelay.worker_messages import Event, Failed
 
 Key = tuple[str, int]
 """Identifies one attempt of a request: request id, attempt."""

@@ -6,9 +6,9 @@ from kv_transfer.blocks.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import OnCommit, Receiver
 from kv_transfer.transports.vllm_nixl import VllmReads
-from kvrelay.messages import HandoffTarget
 from kvrelay.protocol_version import VERSION
 from kvrelay.worker.context import WorkerContext
+from kvrelay.worker_messages import HandoffTarget
 
 
 class InboundKv:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.prompt_scores import PromptScores
 from kvrelay.engine.sampling.thinking import ThinkingBudget

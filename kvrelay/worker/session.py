@@ -16,7 +16,6 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kvrelay.messages import Abort, Command, Event, Failed
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import Protocol as PeerProtocol
@@ -33,6 +32,7 @@ from kvrelay.wire.worker import (
     event_to_proto,
     pb,
 )
+from kvrelay.worker_messages import Abort, Command, Event, Failed
 
 # Protocol anomalies of peers that are remembered, so that each is logged once.
 _TOLD_KEPT = 256

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from kvrelay.engine.kvcache.block_pool import BlockPool
 from kvrelay.engine.sampling.matcher import Matcher
-from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
 from kvrelay.types.requests import PrefillTimings
 from kvrelay.worker.cache_feed import FindableBlocks
 from kvrelay.worker.context import Key, WorkerContext
@@ -17,6 +16,7 @@ from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.step_loop import Reporter, Steps
+from kvrelay.worker_messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
 
 Start = Reserve | Prefill | RunLocal
 """A command that brings a sequence."""

@@ -10,21 +10,6 @@ from kv_transfer.prefix_export import PrefixExport
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
-from kvrelay.messages import (
-    DRAINING,
-    SEQUENCE_FAULT,
-    Abort,
-    Command,
-    Failed,
-    Prefill,
-    Refused,
-    Renew,
-    Reserve,
-    ResyncCache,
-    RunLocal,
-    SequenceTokens,
-    TokenBatch,
-)
 from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import WorkerInfo, WorkerLoad, WorkerState
@@ -39,6 +24,21 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import BuildStage, Start
 from kvrelay.worker.steps.meter import Meter
 from kvrelay.worker.steps.step_tokens import append_tokens
+from kvrelay.worker_messages import (
+    DRAINING,
+    SEQUENCE_FAULT,
+    Abort,
+    Command,
+    Failed,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    ResyncCache,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
+)
 
 HOUSEKEEPING_S = 0.1
 

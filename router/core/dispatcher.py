@@ -11,7 +11,9 @@ from itertools import count
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.errors import FailedPrecondition, KvRelayError
-from kvrelay.messages import (
+from kvrelay.tenants import Tenant
+from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker_messages import (
     DRAINING,
     CacheUpdate,
     Event,
@@ -23,8 +25,6 @@ from kvrelay.messages import (
     ResyncCache,
     TokenBatch,
 )
-from kvrelay.tenants import Tenant
-from kvrelay.types.workers import WorkerInfo
 from router.core.admission import Admission
 from router.core.effects import Effect, Notice, Send
 from router.core.lifecycle import Lifecycle, Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.errors import KvRelayError
-from kvrelay.messages import Command
 from kvrelay.types.requests import FinishReason, Path, PromptLogprobs, TokenLogprobs
+from kvrelay.worker_messages import Command
 
 
 @dataclass(frozen=True, slots=True)

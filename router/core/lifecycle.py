@@ -35,7 +35,8 @@ from kvrelay.errors import (
     Unavailable,
     error_for,
 )
-from kvrelay.messages import (
+from kvrelay.types.requests import Attempt, FinishReason, Handoff, Path, SequenceSpec
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -47,7 +48,6 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
 )
-from kvrelay.types.requests import Attempt, FinishReason, Handoff, Path, SequenceSpec
 from router.core.effects import Effect, Emit, End, Send
 from router.core.ledger import Timeline
 from router.core.path_policy import Assignment

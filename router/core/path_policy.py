@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvrelay.config.model_sections import PolicyName, RouterConfig
-from kvrelay.messages import PrefixSource
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Path
 from kvrelay.types.workers import UNKNOWN_MODEL, ModelVersion
+from kvrelay.worker_messages import PrefixSource
 from router.core.path_prediction import (
     Better,
     Outlook,

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.types.eviction import WINDOW
+from kvrelay.types.token_eviction import WINDOW
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Preempted
 from router.core.lifecycle import Lifecycle

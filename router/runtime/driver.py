@@ -13,11 +13,11 @@ from kvrelay.clock import Clock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
 from kvrelay.errors import Cancelled, KvRelayError, Unavailable
-from kvrelay.messages import Command, Event, Prefill
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.tenants import Tenant
 from kvrelay.types.workers import PoolName, WorkerInfo, WorkerState
+from kvrelay.worker_messages import Command, Event, Prefill
 from router.core.compatibility import misfit
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Notice, Preempted, Send

@@ -10,7 +10,6 @@ from typing import Protocol
 import grpc
 
 from kvrelay.errors import FailedPrecondition, KvRelayError, PermissionDenied, Unauthenticated
-from kvrelay.messages import Abort, Command, Event, PrefixSource
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import ours
 from kvrelay.security.capability import FetchGrant, make_capability
@@ -27,6 +26,7 @@ from kvrelay.wire.worker import (
     command_to_proto,
     decode_events,
 )
+from kvrelay.worker_messages import Abort, Command, Event, PrefixSource
 
 # Timeout for a worker's answer to the greeting.
 WELCOME_S = 5.0

@@ -40,11 +40,11 @@ from typing import Any
 
 from kv_transfer.receiver import Receiver
 from kvrelay.errors import KvRelayError
-from kvrelay.messages import Reserved, TokenBatch
 from kvrelay.vllm_engine.step_loop import VllmStepLoop
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes, frame_to_bytes
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.steps.step_loop import StepLoop
+from kvrelay.worker_messages import Reserved, TokenBatch
 
 HOLD_S = 30.0  # at most
 JUMP_S = 300.0

@@ -24,7 +24,9 @@ from faults.launcher import FleetLauncher
 from faults.prompts import LONG, OTHER, PROMPT, tokens
 from support.tcp_proxy import TcpProxy, proxy_to
 
-from kvrelay.messages import (
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.wire import cluster, inference, transfer, worker
+from kvrelay.worker_messages import (
     Abort,
     Command,
     HandedOff,
@@ -35,8 +37,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec
-from kvrelay.wire import cluster, inference, transfer, worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

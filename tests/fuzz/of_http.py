@@ -24,7 +24,7 @@ from router.api.http.dialects.openai.request_models import (
     TokenizeRequest,
 )
 from router.api.http.dialects.responses.request_models import ResponsesRequest
-from router.api.http.errors import is_anthropic
+from router.api.http.error_responses import is_anthropic
 
 STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429, 501, 504}
 _COMPLETION = {

@@ -18,13 +18,26 @@ from support.no_adapters import NoAdapters
 from support.no_grammars import NoGrammars
 from support.transfer_ends import LAYOUT, MemoryFile
 
-from decode_worker.stage import DecodeStage
+from decode_worker.decode_stage import DecodeStage
 from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
-from kvrelay.messages import (
+from kvrelay.tenants import ANONYMOUS
+from kvrelay.types.requests import (
+    Handoff,
+    PrefillTimings,
+    SamplingParams,
+    SequenceSpec,
+    TokenLogprobs,
+)
+from kvrelay.wire import inference, worker
+from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from kvrelay.worker.context import Identity, WorkerContext
+from kvrelay.worker.session import RouterSession
+from kvrelay.worker.worker import Worker
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -39,19 +52,6 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.tenants import ANONYMOUS
-from kvrelay.types.requests import (
-    Handoff,
-    PrefillTimings,
-    SamplingParams,
-    SequenceSpec,
-    TokenLogprobs,
-)
-from kvrelay.wire import inference, worker
-from kvrelay.wire.inference import GenerateRequest, SamplingOptions
-from kvrelay.worker.context import Identity, WorkerContext
-from kvrelay.worker.session import RouterSession
-from kvrelay.worker.worker import Worker
 from router.api.http.account import account
 from router.runtime.stream_reader import StreamReader
 

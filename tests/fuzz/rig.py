@@ -14,9 +14,9 @@ from support.fake_worker import worker_info
 from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import MonotonicClock
-from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
 from kvrelay.types.requests import SequenceSpec, TokenLogprobs
 from kvrelay.types.workers import PoolName
+from kvrelay.worker_messages import Command, RunLocal, SequenceTokens, TokenBatch
 from router.api.http.app import build_app
 from router.catalogue import Catalogue
 from router.core.dispatcher import Dispatcher

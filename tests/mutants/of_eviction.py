@@ -5,9 +5,9 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 BUDGET = "decode_worker/token_budget.py"
-EVICTION = "decode_worker/eviction.py"
+EVICTION = "decode_worker/token_eviction.py"
 ROOM = "kvrelay/engine/token_eviction/"
-UNIT = "unit/decode_worker/test_eviction.py::"
+UNIT = "unit/decode_worker/test_token_eviction.py::"
 COMPACTION = "unit/engine/token_eviction/test_compaction.py::"
 LOGITS = "unit/engine/token_eviction/test_evicted_sequences.py::"
 
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         "the text that tells where queries lie fits the longest sequence",
-        ROOM + "calibration.py",
+        ROOM + "query_centres.py",
         "min(LENGTH, max_model_len - _APART,",
         "min(LENGTH,",
         (LOGITS + "test_triattention_measures_within_the_longest_sequence",),

@@ -53,10 +53,12 @@ MUTANTS = (
     ),
     Mutant(
         "a decode worker's utilisation counts what its batch adds to the steps",
-        "kvrelay/worker/steps/step_cost.py",
+        "kvrelay/worker/steps/measured_step_cost.py",
         "return 1 - (1 - min(1.0, added)) * (1 - min(1.0, fill))",
         "return min(1.0, fill) ** 0.5",
-        ("unit/worker/test_step_cost.py::test_twice_the_utilisation_is_twice_the_throughput",),
+        (
+            "unit/worker/test_measured_step_cost.py::test_twice_the_utilisation_is_twice_the_throughput",
+        ),
     ),
     Mutant(
         "noise is no trend",

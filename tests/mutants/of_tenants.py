@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "a withdrawn prefix is not the beginning of published blocks",
-        "kvrelay/engine/kvcache/prefix_cache.py",
+        "kvrelay/engine/kvcache/kv_cache.py",
         "        if not before:\n            return\n",
         "        assert before\n",
         (
@@ -168,7 +168,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reservation leaves the blocks that a waiting prompt needs",
-        "decode_worker/stage.py",
+        "decode_worker/decode_stage.py",
         "missing + self.scheduler.units_awaited(spec.priority) >",
         "missing >",
         (

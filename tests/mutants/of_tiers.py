@@ -11,7 +11,7 @@ COPIES = "kv_transfer/blocks/single_blocks.py"
 KEY = "kvrelay/engine/kvcache/block_hashes.py"
 DISK = "kvrelay/worker/tiers/disk_tier.py"
 JOBS = "kvrelay/worker/tiers/disk_files.py"
-PREFILL = "prefill_worker/stage.py"
+PREFILL = "prefill_worker/prefill_stage.py"
 UNIT = "unit/worker/tiers/"
 
 MUTANTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 POOL = "kvrelay/engine/kvcache/block_pool.py"
-CACHE = "kvrelay/engine/kvcache/prefix_cache.py"
+CACHE = "kvrelay/engine/kvcache/kv_cache.py"
 UNIT = "unit/engine/kvcache/test_windows.py::"
 VACATED = "kvrelay/engine/base/vacated_memory.py"
 READ = UNIT + "test_what_is_read_is_there"

@@ -9,7 +9,7 @@ from mutants.mutant import Mutant
 WORKER = "kvrelay/worker/worker.py"
 HASHING = "kvrelay/engine/kvcache/block_hashes.py"
 BLOCKS = "kvrelay/engine/kvcache/block_pool.py"
-DECODE = "decode_worker/stage.py"
+DECODE = "decode_worker/decode_stage.py"
 FOLDER = "kvrelay/process/owned_folder.py"
 REPLICA_TESTS = "unit/router/core/prefixes/test_cache_replica.py"
 
@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tenant's cached blocks go only while no other has more",
-        "kvrelay/engine/kvcache/eviction.py",
+        "kvrelay/engine/kvcache/block_eviction.py",
         "count, owner = self._by_count[0]",
         "count, owner = max(self._by_count)",
         (
@@ -302,8 +302,8 @@ MUTANTS = (
         "HashChain(hashlib.blake2b(key=key, digest_size=hash_bytes))",
         "HashChain(hashlib.blake2b(digest_size=hash_bytes))",
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
-            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_the_model",
+            "unit/engine/kvcache/test_kv_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+            "unit/engine/kvcache/test_kv_cache.py::test_hashes_are_of_the_model",
         ),
     ),
     Mutant(
@@ -312,7 +312,7 @@ MUTANTS = (
         "state.update(tokens)",
         "state = hashlib.blake2b(tokens, digest_size=16)",
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+            "unit/engine/kvcache/test_kv_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
         ),
     ),
     Mutant(
@@ -321,7 +321,7 @@ MUTANTS = (
         "HASH_BYTES = 16",
         "HASH_BYTES = 8",
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+            "unit/engine/kvcache/test_kv_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
         ),
     ),
     Mutant(
@@ -330,7 +330,7 @@ MUTANTS = (
         "if block is None or self._contents[block] == content:",
         "if True:",
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
+            "unit/engine/kvcache/test_kv_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
             "unit/kv_transfer/test_capabilities.py::test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown",
         ),
     ),
@@ -340,7 +340,7 @@ MUTANTS = (
         "self._serials[block] = serial or self.num_contents",
         "self._serials[block] = 1",
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_equal_tokens_after_a_collision_are_not_taken",
+            "unit/engine/kvcache/test_kv_cache.py::test_equal_tokens_after_a_collision_are_not_taken",
         ),
     ),
     Mutant(
@@ -354,11 +354,11 @@ MUTANTS = (
     ),
     Mutant(
         "a block's content tells model and salt",
-        "kvrelay/engine/kvcache/prefix_cache.py",
+        "kvrelay/engine/kvcache/kv_cache.py",
         "before: int | str = prefix.root",
         'before: int | str = ""',
         (
-            "unit/engine/kvcache/test_prefix_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
+            "unit/engine/kvcache/test_kv_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
             "unit/kv_transfer/test_capabilities.py::test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown",
         ),
     ),
@@ -557,7 +557,7 @@ MUTANTS = (
     ),
     Mutant(
         "the logprobs of a prompt are sent once",
-        "decode_worker/stage.py",
+        "decode_worker/decode_stage.py",
         "        sequence.scores = None\n",
         "",
         ("unit/worker/test_prompt_logprobs.py::test_both_paths_give_those_of_the_model",),

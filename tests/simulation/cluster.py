@@ -34,7 +34,7 @@ import router.core.model_versions
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
-from decode_worker.stage import DecodeStage
+from decode_worker.decode_stage import DecodeStage
 from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
@@ -49,7 +49,7 @@ from kvrelay.worker.context import Identity
 from kvrelay.worker.runtime.host import host_worker, worker_builder
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.worker import Worker
-from prefill_worker.stage import PrefillStage
+from prefill_worker.prefill_stage import PrefillStage
 from router.observability.heartbeat import Heartbeat
 from router.observability.metrics import Metrics
 from router.runtime.driver import Driver

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from simulation.chaos import Chaos
 from simulation.network import Packet
 
-from kvrelay.messages import Prefill, Reserve, RunLocal
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes
 from kvrelay.wire.worker import command_from_proto, pb
+from kvrelay.worker_messages import Prefill, Reserve, RunLocal
 
 ARMED_S = 3.0  # how long a tamper waits for its packet
 SESSION_GREETING = b"\x0a"  # first byte of hello and of welcome, which come once by protocol

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.router_harness import DEMO, RouterHarness
 
-from kvrelay.messages import Prefill, RunLocal
 from kvrelay.tokenizer.tokenizer import Tokenizer
+from kvrelay.worker_messages import Prefill, RunLocal
 
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.messages import HandoffTarget, Reserve, RunLocal
 from kvrelay.types.requests import SamplingParams
+from kvrelay.worker_messages import HandoffTarget, Reserve, RunLocal
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Send
 from router.core.request import Request

@@ -17,23 +17,6 @@ import grpc
 import xxhash
 
 from kvrelay.errors import Code, KvRelayError
-from kvrelay.messages import (
-    SEQUENCE_FAULT,
-    Abort,
-    Command,
-    Event,
-    Failed,
-    HandedOff,
-    HandoffTarget,
-    Prefill,
-    Refused,
-    Renew,
-    Reserve,
-    Reserved,
-    RunLocal,
-    SequenceTokens,
-    TokenBatch,
-)
 from kvrelay.protocol_version import GUIDANCE, PROMPT_LOGPROBS, THINKING_BUDGET, Protocol
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import (
@@ -54,6 +37,23 @@ from kvrelay.wire.worker import (
     command_key,
     event_to_proto,
     pb,
+)
+from kvrelay.worker_messages import (
+    SEQUENCE_FAULT,
+    Abort,
+    Command,
+    Event,
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    Reserved,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
 )
 
 VOCAB = 300  # of the tokens that come out; below the demo model's

@@ -12,9 +12,9 @@ from support.fake_worker import FakeWorker, Key, answer, worker_info
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Cancelled, KvRelayError
-from kvrelay.messages import Command, Event, SequenceTokens, TokenBatch
 from kvrelay.types.requests import PrefillTimings
 from kvrelay.types.workers import PoolName
+from kvrelay.worker_messages import Command, Event, SequenceTokens, TokenBatch
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Notice, Send
 from router.core.request import Request

@@ -16,9 +16,9 @@ from support.router_books import check_books
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Cancelled, Code, DeadlineExceeded, KvRelayError, ResourceExhausted
-from kvrelay.messages import Command, Event
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import PoolName
+from kvrelay.worker_messages import Command, Event
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Send
 from router.core.request import Request

@@ -10,8 +10,16 @@ from pathlib import Path
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types.requests import SamplingParams, SequenceSpec, ThinkingMarkers
+from kvrelay.worker_messages import (
+    Abort,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 
 Answers = dict[str, tuple[tuple[int, ...], str]]
 """Token ids and finish reason by request id."""

@@ -10,9 +10,9 @@ from typing import ClassVar, Self
 from simulation.toy_engine import POISON, answer
 from support.worker_harness import Session, Workers, load_of
 
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.types.workers import TierLoad
+from kvrelay.worker_messages import RunLocal
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, seed=5, ignore_eos=True)
 

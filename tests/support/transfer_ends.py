@@ -23,9 +23,9 @@ from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
 from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.clock import ManualClock
-from kvrelay.messages import HandoffTarget
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer
+from kvrelay.worker_messages import HandoffTarget
 
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")
 HASH = LAYOUT.hash("test")

@@ -11,7 +11,7 @@ from support.few_hashes import CollidingCache, Cut
 from support.transfer_ends import KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
 
 from kv_transfer.prefix_export import PrefixExport
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, add_kv_transfer_servicer, kv_fetch

@@ -12,7 +12,7 @@ import sys
 
 from support.transfer_ends import KEY, MemoryFile, sender_of
 
-from kvrelay.messages import HandoffTarget
+from kvrelay.worker_messages import HandoffTarget
 
 
 async def main(target: HandoffTarget) -> None:

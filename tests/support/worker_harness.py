@@ -19,7 +19,6 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import CacheUpdate, Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
@@ -38,6 +37,14 @@ from kvrelay.wire.worker import (
     pb,
 )
 from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker_messages import (
+    CacheUpdate,
+    Command,
+    Event,
+    PrefixSource,
+    SequenceTokens,
+    TokenBatch,
+)
 
 SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
 

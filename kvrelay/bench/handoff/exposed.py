@@ -21,15 +21,15 @@ from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
 from kvrelay.config.pools import PrefillConfig
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Internal
-from kvrelay.messages import HandedOff, HandoffTarget, Prefill, TokenBatch
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.worker import Worker
-from prefill_worker.stage import PrefillStage
+from kvrelay.worker_messages import HandedOff, HandoffTarget, Prefill, TokenBatch
+from prefill_worker.prefill_stage import PrefillStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from itertools import count
 
 from kvrelay.bench.handoff.receiving import Settings
 from kvrelay.errors import Unavailable
-from kvrelay.messages import HandoffTarget
 from kvrelay.process.child import bound_to_parent, send_signal
+from kvrelay.worker_messages import HandoffTarget
 
 _END_WITHIN_S = 10.0
 _request_numbers = count()

@@ -23,10 +23,10 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.transport_selection import host_id
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.base.kv_memory import KvPool
-from kvrelay.messages import HandoffTarget
 from kvrelay.types.kv_layout import KvLayout
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.runtime.heap import keep_freed_memory
+from kvrelay.worker_messages import HandoffTarget
 
 # Worker id of the sending end.
 SENDER = "sending"

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 import grpc
 
-from kvrelay.messages import (
+from kvrelay.types.requests import Handoff, PrefillTimings, SequenceSpec
+from kvrelay.types.workers import PoolName, WorkerInfo
+from kvrelay.wire.worker import (
+    Welcome,
+    WorkerServiceServicer,
+    add_WorkerServiceServicer_to_server,
+    command_from_proto,
+    event_to_proto,
+    pb,
+)
+from kvrelay.worker_messages import (
     Abort,
     Event,
     HandedOff,
@@ -23,16 +33,6 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
     TokenBatch,
-)
-from kvrelay.types.requests import Handoff, PrefillTimings, SequenceSpec
-from kvrelay.types.workers import PoolName, WorkerInfo
-from kvrelay.wire.worker import (
-    Welcome,
-    WorkerServiceServicer,
-    add_WorkerServiceServicer_to_server,
-    command_from_proto,
-    event_to_proto,
-    pb,
 )
 
 _MODEL = "bench"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from kvrelay.engine.kvcache.block_eviction import CachedBlocks
 from kvrelay.engine.kvcache.cache_listener import CacheListener
 from kvrelay.engine.kvcache.change_journal import ChangeJournal
-from kvrelay.engine.kvcache.eviction import CachedBlocks
 from kvrelay.engine.kvcache.window_parts import BlockUnits, PartMemory, WindowParts
 from kvrelay.types.block_keys import block_key
 

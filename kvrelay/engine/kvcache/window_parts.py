@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrelay.engine.kvcache.eviction import CachedBlocks
+from kvrelay.engine.kvcache.block_eviction import CachedBlocks
 from kvrelay.types.kv_layout import KvLayout
 
 

@@ -16,9 +16,9 @@ import torch
 
 from kvrelay.engine.base.device import to_device
 from kvrelay.engine.sampling.categorical import NOT_DRAWN, draw, is_cut
-from kvrelay.engine.sampling.faults import SequenceFault
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.penalties import adjusted
+from kvrelay.engine.sampling.sequence_faults import SequenceFault
 from kvrelay.engine.sampling.thinking import ThinkingBudget
 from kvrelay.engine.sampling.token_masks import TokenMasks, token_masks
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError

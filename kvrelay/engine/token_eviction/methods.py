@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.model.loader import LoadedModel
-from kvrelay.engine.token_eviction.calibration import Forward, query_centres
 from kvrelay.engine.token_eviction.evictor import TokenEvictor
+from kvrelay.engine.token_eviction.query_centres import Forward, query_centres
 from kvrelay.engine.token_eviction.rotary import Rotary
 from kvrelay.engine.token_eviction.row_mover import RowMover
 from kvrelay.engine.token_eviction.stored_keys import StoredKeys
 from kvrelay.engine.token_eviction.token_scores import AttentionScores, TokenScores, WindowScores
 from kvrelay.engine.token_eviction.trigonometric_scores import TrigonometricScores
 from kvrelay.errors import ConfigError
-from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.token_eviction import EvictionMethod
 
 
 def token_evictor(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvrelay.types.eviction import WINDOW
+from kvrelay.types.token_eviction import WINDOW
 
 
 class RecentQueries:

@@ -55,7 +55,7 @@ class AttentionScores:
 
     This is SnapKV (Li et al., 2024, section 4) for one choice of tokens in all heads. SnapKV takes
     the mean of the last queries, and keeps the neighbours of what they attend to. Here both would
-    hide a token that one head needs (`benchmarks/eviction.py`).
+    hide a token that one head needs (`benchmarks/token_eviction.py`).
     """
 
     needs_queries = True

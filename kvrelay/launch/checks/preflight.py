@@ -28,7 +28,7 @@ from kvrelay.planning.quantity import size
 from kvrelay.process.machine import Machine
 from kvrelay.process.owned_folder import SHORT_PARENT
 from kvrelay.security.credentials import Credentials
-from kvrelay.types.eviction import WHY_NOT_WITH_WINDOWS
+from kvrelay.types.token_eviction import WHY_NOT_WITH_WINDOWS
 from kvrelay.types.workers import POOLS
 
 # For the logs and sockets of a start.

@@ -12,7 +12,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transport_selection import host_id
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner

@@ -18,7 +18,7 @@ from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.models.adapters.adapter_files import read_adapter
 from kvrelay.process.telemetry import get_logger
-from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.token_eviction import EvictionMethod
 from kvrelay.worker.runtime.auto_memory import AutoMemory
 from kvrelay.worker.runtime.heap import keep_freed_memory
 from kvrelay.worker.runtime.settings import WorkerSettings

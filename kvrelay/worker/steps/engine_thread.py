@@ -8,8 +8,8 @@ from functools import partial
 from kvrelay.clock import Clock
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.steps.step_thread import StepThread

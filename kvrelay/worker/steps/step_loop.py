@@ -9,8 +9,8 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol, cast
 
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kvrelay.clock import Clock
 from kvrelay.engine.parallel.rank_lost import RankLost
 from kvrelay.worker.steps.busy_share import BusyTime
-from kvrelay.worker.steps.step_cost import StepCost
+from kvrelay.worker.steps.measured_step_cost import StepCost
 from kvrelay.worker.steps.step_watch import POLL_S, StepHung, StepWatch
 
 Result = TypeVar("Result")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from kvrelay.engine.sampling.sampler import Sampled
-from kvrelay.messages import SequenceTokens
 from kvrelay.types.requests import FinishReason
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.sequence import Sequence
+from kvrelay.worker_messages import SequenceTokens
 
 
 def append_tokens(

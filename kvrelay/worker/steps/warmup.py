@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.types.requests import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from kvrelay.engine.kvcache.eviction import CachedBlocks
+from kvrelay.engine.kvcache.block_eviction import CachedBlocks
 from kvrelay.types.kv_block import BlockKey
 
 

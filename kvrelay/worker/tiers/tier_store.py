@@ -15,7 +15,7 @@ from kv_transfer.channels import Channels
 from kvrelay.clock import Clock
 from kvrelay.config.tiers import TierConfig
 from kvrelay.engine.kvcache.cache_listener import CacheListener
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.workers import TierLoad

@@ -18,7 +18,7 @@ from router.api.http.dialects.openai.shape import OpenAiShape
 from router.api.http.dialects.responses.requests import parse_response
 from router.api.http.dialects.responses.shape import PREFIX, ResponseShape
 from router.api.http.endpoint import HttpEndpoint
-from router.api.http.errors import http_error, typed
+from router.api.http.error_responses import http_error, typed
 from router.catalogue import Catalogue
 from router.frontend.waiting_room import WaitingRoom
 from router.observability.dashboard import page_files

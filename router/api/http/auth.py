@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvrelay.errors import KvRelayError, PermissionDenied
 from kvrelay.loopback import is_loopback
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
-from router.api.http.errors import error_response, new_request_id
+from router.api.http.error_responses import error_response, new_request_id
 from router.frontend.access import Access
 from router.frontend.waiting_room import WaitingRoom
 

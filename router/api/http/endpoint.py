@@ -23,7 +23,7 @@ from router.api.http.dialects.openai.requests import (
     parse_tokenize,
 )
 from router.api.http.dialects.openai.response_models import Model, Models, Text, Version
-from router.api.http.errors import Handler
+from router.api.http.error_responses import Handler
 from router.api.http.openapi import document
 from router.api.http.tokenized import tokenized_steps
 from router.catalogue import Catalogue

@@ -27,7 +27,7 @@ from router.api.http.dialects.openai.request_models import (
 )
 from router.api.http.dialects.responses.request_models import ResponsesRequest
 from router.api.http.dialects.responses.response_models import ModelResponse
-from router.api.http.errors import is_anthropic
+from router.api.http.error_responses import is_anthropic
 
 _REF = "#/components/schemas/{model}"
 _HTTP_ERRORS = {

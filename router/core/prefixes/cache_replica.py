@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.messages import CacheUpdate
 from kvrelay.types.block_keys import DEVICE_TIER, unpack_keys
+from kvrelay.worker_messages import CacheUpdate
 from router.core.prefixes.block_set import BlockSet, ClusteredKeys, Keys
 
 # Shortest and longest time between two requests for a snapshot, in seconds. It doubles as long as

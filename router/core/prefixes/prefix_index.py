@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvrelay.messages import CacheUpdate
+from kvrelay.worker_messages import CacheUpdate
 from router.core.prefixes.cache_replica import CacheReplica
 from router.core.prefixes.prefix_estimate import PrefixEstimate
 from router.core.prefixes.prompt_blocks import PromptBlocks

@@ -5,7 +5,7 @@ returns notices: pairs of a worker and a text, which may be empty.
 from __future__ import annotations
 
 from kvrelay.errors import Code
-from kvrelay.messages import Failed, SequenceTokens
+from kvrelay.worker_messages import Failed, SequenceTokens
 from router.core.path_policy import Assignment
 from router.core.request_record import Entry
 from router.core.workers.link_health import handoff_failed

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import SequenceTokens, TokenBatch
 from kvrelay.protocol_version import KV_INDEX
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import POOLS, ModelVersion, WorkerInfo
+from kvrelay.worker_messages import SequenceTokens, TokenBatch
 from router.core.compatibility import features_of, follows, offers
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from decode_worker.chunk_budget import ChunkBudget
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence, Work
 

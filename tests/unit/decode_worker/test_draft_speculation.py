@@ -27,9 +27,9 @@ from decode_worker.draft_passes import DraftRequest, run_draft_passes
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError, InvalidArgument, ModelRefused
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.runtime.draft_files import check_draft_files
+from kvrelay.worker_messages import RunLocal
 
 # Bytes of 48 blocks of 4 tokens in float32: one sequence of the model's 192 tokens. One layer with
 # 2 heads of 12 values takes 768 bytes per block.

@@ -8,7 +8,7 @@ from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.engine.kvcache.block_hashes import BlockHasher, hashed
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence, Work
 

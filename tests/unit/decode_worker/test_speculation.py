@@ -26,8 +26,8 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import RunLocal
 
 SPECULATING = config(tokens=5, min_ngram=1, max_ngram=3, max_batch=12)
 SUFFIX = config(kind="suffix", tokens=5, min_ngram=1, max_batch=12)

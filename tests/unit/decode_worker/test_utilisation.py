@@ -9,9 +9,9 @@ import pytest
 from support.worker_harness import load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import RunLocal, TokenBatch
 from kvrelay.types.requests import SamplingParams, SequenceSpec
-from kvrelay.worker.steps.step_cost import StepCost
+from kvrelay.worker.steps.measured_step_cost import StepCost
+from kvrelay.worker_messages import RunLocal, TokenBatch
 
 CONFIG = ClusterConfig.model_validate(
     {"model": {"dtype": "float32"}, "kv": {"memory": "4MiB"}, "decode": {"max_batch": 4}}

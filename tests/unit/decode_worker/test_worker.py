@@ -13,10 +13,10 @@ from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, frame_to_bytes, kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
+from kvrelay.worker_messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -9,8 +9,8 @@ from support.tiny_models import EOS, MAX_LEN, VOCAB
 from transformers import AutoModelForCausalLM
 
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types.requests import SamplingParams

@@ -23,9 +23,9 @@ from support.transfer_ends import LAYOUT, DecodeEnd, MemoryFile, decode_end, sen
 
 from kv_transfer.push import Push
 from kv_transfer.sender import Sender
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.errors import Cancelled, FailedPrecondition, NotFound, Unavailable
-from kvrelay.messages import HandoffTarget
+from kvrelay.worker_messages import HandoffTarget
 
 TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
 ENDINGS = [

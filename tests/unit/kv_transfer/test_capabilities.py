@@ -26,11 +26,11 @@ from support.transfer_lender import BLOCKS, SALT, TOKENS, lender
 from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.errors import FailedPrecondition, NotFound, PermissionDenied
-from kvrelay.messages import HandoffTarget, PrefixSource
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.transfer import SERVICE_NAME, FetchRequest, KvOpen, frame_to_bytes, kv_push, pb
 from kvrelay.wire.worker import target_to_proto
+from kvrelay.worker_messages import HandoffTarget, PrefixSource
 from router.runtime.sessions import WorkerSession
 
 

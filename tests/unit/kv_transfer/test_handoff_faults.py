@@ -44,7 +44,6 @@ from kvrelay.errors import (
     Unavailable,
     Unimplemented,
 )
-from kvrelay.messages import HandoffTarget
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
@@ -57,6 +56,7 @@ from kvrelay.wire.transfer import (
     kv_push,
     receipt_from_proto,
 )
+from kvrelay.worker_messages import HandoffTarget
 
 TESTS = Path(__file__).parents[2]
 TRANSPORTS = [

@@ -14,7 +14,7 @@ from support.few_hashes import CUTS, CollidingCache, Cut
 from kv_transfer.lease import Lease, LeaseTable
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.errors import FailedPrecondition, NotFound
 
 SIZE = 2

@@ -28,7 +28,6 @@ from kvrelay.errors import (
     PermissionDenied,
     Unimplemented,
 )
-from kvrelay.messages import HandoffTarget
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
     Frame,
@@ -42,6 +41,7 @@ from kvrelay.wire.transfer import (
     kv_push,
     receipt_from_proto,
 )
+from kvrelay.worker_messages import HandoffTarget
 
 BLOCKS = [9, 3, 4, 20]  # of the lease
 ALL = Layers(0, len(LAYOUT.layers))

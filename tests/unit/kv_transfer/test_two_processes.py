@@ -17,8 +17,8 @@ from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, needs_nix
 
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.errors import Unavailable
-from kvrelay.messages import HandoffTarget
 from kvrelay.wire.transfer import SharedSegment
+from kvrelay.worker_messages import HandoffTarget
 
 TESTS = Path(__file__).parents[2]
 BLOCKS = [9, 3, 4, 20]

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence
 from prefill_worker.scheduler import PrefillScheduler

@@ -24,7 +24,6 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kvrelay.messages import Prefill, Reserve, RunLocal
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Slo
@@ -39,6 +38,7 @@ from kvrelay.wire.inference import (
     response_from_proto,
 )
 from kvrelay.wire.status import error_from_rpc
+from kvrelay.worker_messages import Prefill, Reserve, RunLocal
 
 PROMPT = tuple(range(10, 50))
 SHORT = (11, 12, 13)

@@ -22,7 +22,6 @@ from support.router_harness import (
 from support.tcp_proxy import proxy_to
 
 from kvrelay.errors import FailedPrecondition, Internal
-from kvrelay.messages import RunLocal
 from kvrelay.wire.inference import (
     GenerateRequest,
     InferenceServiceStub,
@@ -31,6 +30,7 @@ from kvrelay.wire.inference import (
     response_from_proto,
 )
 from kvrelay.wire.status import error_from_rpc
+from kvrelay.worker_messages import RunLocal
 from router import served_model
 from router.sibling_processes import Place
 

@@ -20,13 +20,13 @@ from support.worker_harness import Session, Workers, workers
 
 from kv_transfer.channels import Channels
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.expiry import notice
 from kvrelay.security.https import ssl_context
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.status import error_from_rpc
+from kvrelay.worker_messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from router.runtime.sessions import WorkerSession
 
 PROMPT = tuple(range(2, 63))

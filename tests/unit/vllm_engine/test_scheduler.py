@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Internal
 from kvrelay.types.requests import SamplingParams, SequenceSpec

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.lease import Lease
 from kvrelay.clock import ManualClock
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.vllm_engine.engine import StepResult

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay import messages
+from kvrelay import worker_messages as messages
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.requests import (

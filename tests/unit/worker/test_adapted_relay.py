@@ -14,7 +14,9 @@ from support.worker_harness import Session, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.models.adapters.adapter_files import read_adapter
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import (
     Failed,
     HandedOff,
     Prefill,
@@ -24,8 +26,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.models.adapters.adapter_files import read_adapter
-from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 PROMPT = tuple(range(2, 63))
 COUNT = 12

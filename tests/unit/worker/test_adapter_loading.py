@@ -13,7 +13,6 @@ from support.worker_harness import SERVE, Engine, Workers, new_registry, workers
 from unit.worker.test_adapted_relay import COUNT, PROMPT, config_of, local, relay, spec
 
 from kvrelay.engine.model.adapter_table import AdapterTable
-from kvrelay.messages import Refused, RunLocal
 from kvrelay.models.adapters import adapter_reading
 from kvrelay.models.adapters.adapter_files import AdapterFiles, read_adapter
 from kvrelay.process.stop_request import StopRequest
@@ -22,6 +21,7 @@ from kvrelay.types.control_plane import AdapterEntry
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime import adapter_loading
 from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker_messages import Refused, RunLocal
 
 
 def entry(folder: Path, adapter_id: str = "") -> AdapterEntry:

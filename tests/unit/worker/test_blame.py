@@ -17,7 +17,9 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.wire.transfer import KvBlocks
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -27,8 +29,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec
-from kvrelay.wire.transfer import KvBlocks
 
 CONFIG = ClusterConfig.model_validate(
     {

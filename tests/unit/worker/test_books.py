@@ -11,8 +11,8 @@ from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_pool import BlockPool, IntegrityError
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import RunLocal
 
 CONFIG = ClusterConfig.model_validate({"kv": {"block_size": 8, "memory": "4MiB"}})
 

@@ -11,8 +11,7 @@ from support.worker_harness import Session, workers
 
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.messages import CacheUpdate, Event, ResyncCache, RunLocal, TokenBatch
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.block_keys import block_key, unpack_keys
 from kvrelay.types.requests import SamplingParams, SequenceSpec
@@ -20,6 +19,7 @@ from kvrelay.wire.worker import Hello, Welcome
 from kvrelay.worker import cache_feed
 from kvrelay.worker.cache_feed import BEAT_S, FLUSH_S, PART_PAUSE_S, CacheFeeds
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker_messages import CacheUpdate, Event, ResyncCache, RunLocal, TokenBatch
 
 SIZE = 8
 CONFIG = ClusterConfig.model_validate(

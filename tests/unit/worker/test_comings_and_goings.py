@@ -15,8 +15,8 @@ from support.worker_harness import Session, Workers, workers
 
 from kvrelay.config.pools import SpeculationConfig
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import Abort, Command, Event, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import Abort, Command, Event, Prefill, Reserve, Reserved, RunLocal
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -15,8 +15,16 @@ from support.worker_harness import Engine, Session, Workers, silent_peer, worker
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import (
+    Abort,
+    Failed,
+    Prefill,
+    PrefixSource,
+    Reserve,
+    Reserved,
+    RunLocal,
+)
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -16,11 +16,11 @@ from support.worker_harness import Engine, Session, Workers, load_of, silent_pee
 from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.wire.worker import WorkerServiceStub, pb
 from kvrelay.worker.drain import RETURN_S
+from kvrelay.worker_messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 
 CONFIG = ClusterConfig.model_validate(
     {

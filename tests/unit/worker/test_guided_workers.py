@@ -17,7 +17,8 @@ from support.worker_harness import Session, workers
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.types.requests import Guidance, SamplingParams, SequenceSpec
+from kvrelay.worker_messages import (
     Abort,
     Event,
     Failed,
@@ -28,7 +29,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import Guidance, SamplingParams, SequenceSpec
 
 LIST = json_schema(
     {

@@ -18,7 +18,9 @@ from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code, Unavailable
-from kvrelay.messages import (
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
+from kvrelay.worker_messages import (
     Abort,
     Event,
     Failed,
@@ -29,8 +31,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec
-from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
 from prefill_worker.fetch_cost_model import FetchCostModel
 
 CONFIG = ClusterConfig.model_validate(

@@ -12,10 +12,10 @@ import pytest
 from support.worker_harness import Session, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import tier_fetcher
 from kvrelay.worker.tiers.tier_cost import TierCost
+from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 SIZE = 16
 # Bytes of a block in float32: tokens, layers, and the latent vector with its positions.

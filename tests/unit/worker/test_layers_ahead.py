@@ -17,9 +17,9 @@ from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
-from prefill_worker import stage as prefill_stage
+from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
+from prefill_worker import prefill_stage as prefill_stage
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -17,7 +17,6 @@ from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import Refused, RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import SamplingParams, SequenceSpec
@@ -25,6 +24,7 @@ from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime import process
 from kvrelay.worker.steps import step_watch
 from kvrelay.worker.steps.step_watch import StepHung
+from kvrelay.worker_messages import Refused, RunLocal
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -15,10 +15,10 @@ from support.worker_harness import Session, workers
 from unit.worker.test_relay import CONFIG, oracle, relay, spec
 from write_wire_golden import example
 
-from kvrelay.messages import Abort, RunLocal, TokenBatch
 from kvrelay.protocol_version import VERSION, Protocol
 from kvrelay.wire.worker import Hello, WorkerServiceStub, command_to_proto, pb
 from kvrelay.worker import session as worker_session
+from kvrelay.worker_messages import Abort, RunLocal, TokenBatch
 
 TOKENS = 12
 CHUNK = 40  # odd commands beside one stream

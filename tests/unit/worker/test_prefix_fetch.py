@@ -17,11 +17,19 @@ from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
-from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.worker_messages import (
+    Abort,
+    HandedOff,
+    Prefill,
+    PrefixSource,
+    Reserve,
+    Reserved,
+    RunLocal,
+)
 from prefill_worker import fetcher
 from prefill_worker.fetch_cost_model import FetchCostModel
-from prefill_worker.stage import PrefillStage
+from prefill_worker.prefill_stage import PrefillStage
 
 SIZE = 16
 CONFIG = ClusterConfig.model_validate(

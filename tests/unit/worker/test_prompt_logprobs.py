@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.sampling.prompt_scores import PromptScores
-from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal, SequenceTokens
 from kvrelay.types.requests import PromptLogprobs, SamplingParams, SequenceSpec
 from kvrelay.worker.scheduler import SCORED_TOKENS
 from kvrelay.worker.sequence import Sequence as WorkerSequence
+from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal, SequenceTokens
 from prefill_worker.scheduler import PrefillScheduler
 
 CONFIG = ClusterConfig.model_validate(

@@ -10,8 +10,8 @@ import pytest
 from support.worker_harness import Session, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import Handoff, SamplingParams, SequenceSpec
+from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 PROMPT = tuple(range(2, 63))
 

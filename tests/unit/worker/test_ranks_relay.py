@@ -19,7 +19,10 @@ from support.worker_harness import Session, Workers, workers
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.messages import (
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.worker.steps import step_watch
+from kvrelay.worker.steps.step_watch import StepHung
+from kvrelay.worker_messages import (
     HandedOff,
     Prefill,
     PrefixSource,
@@ -28,9 +31,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
-from kvrelay.worker.steps import step_watch
-from kvrelay.worker.steps.step_watch import StepHung
 from prefill_worker.fetch_cost_model import FetchCostModel
 
 NEW_TOKENS = 12

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -25,7 +26,6 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
     {

@@ -16,12 +16,12 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.messages import RunLocal
 from kvrelay.state.registry import Registry
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import PoolName, WorkerInfo
 from kvrelay.worker.runtime import model_loading, registration
 from kvrelay.worker.runtime.settings import WorkerSettings
+from kvrelay.worker_messages import RunLocal
 
 PROMPT = tuple(range(2, 63))
 SPEC = SequenceSpec(

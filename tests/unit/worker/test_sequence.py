@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence
 

@@ -23,7 +23,8 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Code
-from kvrelay.messages import (
+from kvrelay.types.requests import SamplingParams, SequenceSpec, ThinkingMarkers, TokenLogprobs
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -33,8 +34,7 @@ from kvrelay.messages import (
     RunLocal,
     TokenBatch,
 )
-from kvrelay.types.requests import SamplingParams, SequenceSpec, ThinkingMarkers, TokenLogprobs
-from prefill_worker import stage as prefill_stage
+from prefill_worker import prefill_stage as prefill_stage
 
 MARK = 120
 PATHS: dict[str, dict[str, Any]] = {

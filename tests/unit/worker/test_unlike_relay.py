@@ -14,8 +14,8 @@ from kvrelay.compiler.compiled import NativeUnavailable
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine import kernel_choice
 from kvrelay.errors import Code
-from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import Handoff, SamplingParams, SequenceSpec
+from kvrelay.worker_messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 PROMPT = tuple(range(2, 63))
 

@@ -13,9 +13,9 @@ from support.worker_harness import Session, Workers, load_of, workers
 from kv_transfer.prefix_export import PrefixExport
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import NotFound
-from kvrelay.messages import Abort, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker_messages import Abort, Prefill, Refused, Reserve, Reserved, RunLocal
 from prefill_worker.fetch_cost_model import FetchCostModel
 
 SIZE = 16

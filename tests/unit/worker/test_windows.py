@@ -16,15 +16,15 @@ from support.tiny_models import build
 from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sequence_segment import Segment
-from kvrelay.messages import Failed, Prefill, Reserve, Reserved
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.runtime.model_loading import load_runner
 from kvrelay.worker.runtime.settings import WorkerSettings
 from kvrelay.worker.sequence import Sequence
+from kvrelay.worker_messages import Failed, Prefill, Reserve, Reserved
 
 LENGTH = 1024
 # Every second layer, all layers, and every second with attention sinks.

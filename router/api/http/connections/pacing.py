@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.api.http.connections.connection import MAX_CONNECTIONS
-from router.api.http.errors import error_response, new_request_id
+from router.api.http.error_responses import error_response, new_request_id
 from router.frontend.waiting_room import InProgress, WaitingRoom
 
 # Limit on concurrent requests of one tenant, so that no tenant takes all connections.

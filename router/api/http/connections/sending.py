@@ -15,7 +15,7 @@ from kvrelay.errors import Cancelled, KvRelayError
 from kvrelay.process.telemetry import get_logger
 from router.api.http.choices import Choices
 from router.api.http.dialects.dialect import AnswerShape
-from router.api.http.errors import unexpected
+from router.api.http.error_responses import unexpected
 
 # Size up to which a body is written at once.
 _ONE_PART_BYTES = 2**16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache, WindowRule
+from kvrelay.engine.kvcache.kv_cache import KvCache, WindowRule
 from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.types.kv_layout import KvLayout, LayerKv
 from kvrelay.types.requests import SamplingParams, SequenceSpec

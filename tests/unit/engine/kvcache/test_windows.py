@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine.kvcache.block_pool import BlockPool, IntegrityError, OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache, WindowRule
+from kvrelay.engine.kvcache.kv_cache import KvCache, WindowRule
 from kvrelay.engine.kvcache.window_parts import BlockUnits
 from kvrelay.types import kv_layout
 from kvrelay.types.kv_layout import KvLayout, LayerKv

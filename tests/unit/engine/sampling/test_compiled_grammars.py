@@ -32,10 +32,10 @@ from kvrelay.clock import ManualClock
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import compiled_grammars as grammars_module
 from kvrelay.engine.sampling.compiled_grammars import Grammars
-from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.grammar import COMPILER, GrammarCompiler
 from kvrelay.engine.sampling.grammar_time import REFILL, STORE_S, GrammarTime, Spending
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
+from kvrelay.engine.sampling.sequence_faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.token_masks import token_masks, unpacked
 from kvrelay.engine.sequence_segment import Segment
 from kvrelay.errors import Internal, InvalidArgument

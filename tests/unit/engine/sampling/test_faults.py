@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine.sampling.categorical import NOT_DRAWN, draw
-from kvrelay.engine.sampling.faults import SequenceFault
 from kvrelay.engine.sampling.sampler import LEAST_LOGPROB, Sampled, SampleRequest, sample
+from kvrelay.engine.sampling.sequence_faults import SequenceFault
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, LIMITS, MAX_BIAS, check_params
 from kvrelay.types.requests import SamplingParams

@@ -23,7 +23,7 @@ from kvrelay.engine.sequence_segment import Segment
 from kvrelay.engine.token_eviction.evictor import RECENT, Overfull
 from kvrelay.engine.token_eviction.recent_queries import WINDOW, RecentQueries
 from kvrelay.errors import ConfigError
-from kvrelay.types.eviction import EvictionMethod
+from kvrelay.types.token_eviction import EvictionMethod
 
 METHODS = get_args(EvictionMethod)
 LENGTH = 150

@@ -15,11 +15,11 @@ from support.router_harness import inference_stub, running_router
 from kvrelay.config.model_sections import RouterConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import FailedPrecondition, InvalidArgument, Unavailable
-from kvrelay.messages import Prefill, Refused, Reserve, Reserved, SequenceTokens, TokenBatch
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.workers import ModelVersion, WorkerInfo
 from kvrelay.wire.inference import GenerateRequest
 from kvrelay.wire.inference import pb as inference_pb
+from kvrelay.worker_messages import Prefill, Refused, Reserve, Reserved, SequenceTokens, TokenBatch
 from router.core.compatibility import misfit
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Send

@@ -15,7 +15,10 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kvrelay.messages import (
+from kvrelay.tenants import Tenant
+from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
+from kvrelay.types.workers import PoolName, WorkerLoad
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -28,9 +31,6 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.tenants import Tenant
-from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
-from kvrelay.types.workers import PoolName, WorkerLoad
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Notice, Send
 from router.core.path_policy import Assignment

@@ -7,12 +7,12 @@ from dataclasses import replace
 from support.router_cluster import VirtualCluster
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.messages import CacheUpdate
 from kvrelay.protocol_version import ours
 from kvrelay.tenants import Tenant
 from kvrelay.types.block_keys import block_key, pack_keys
 from kvrelay.types.requests import SamplingParams
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker_messages import CacheUpdate
 from router.core.path_policy import Assignment
 from router.core.request import Request
 

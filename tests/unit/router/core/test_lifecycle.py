@@ -15,7 +15,15 @@ from kvrelay.errors import (
     KvRelayError,
     Unavailable,
 )
-from kvrelay.messages import (
+from kvrelay.tenants import Tenant
+from kvrelay.types.requests import (
+    FinishReason,
+    Handoff,
+    PrefillTimings,
+    SamplingParams,
+    TokenLogprobs,
+)
+from kvrelay.worker_messages import (
     Abort,
     Failed,
     HandedOff,
@@ -26,14 +34,6 @@ from kvrelay.messages import (
     Reserved,
     RunLocal,
     SequenceTokens,
-)
-from kvrelay.tenants import Tenant
-from kvrelay.types.requests import (
-    FinishReason,
-    Handoff,
-    PrefillTimings,
-    SamplingParams,
-    TokenLogprobs,
 )
 from router.core.effects import Effect, Emit, End, Send
 from router.core.lifecycle import HANDOFF_REPORT_S, Lifecycle, Settings

@@ -11,10 +11,10 @@ from support.fake_worker import worker_info
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unimplemented
-from kvrelay.messages import Prefill, Reserved
 from kvrelay.protocol_version import GUIDANCE, Protocol, ours
 from kvrelay.types.requests import Guidance
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.worker_messages import Prefill, Reserved
 from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, End, Send
 from router.core.request import Request

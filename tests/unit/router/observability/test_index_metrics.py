@@ -5,9 +5,9 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 from support.router_cluster import VirtualCluster
 
-from kvrelay.messages import CacheUpdate, ResyncCache
 from kvrelay.protocol_version import ours
 from kvrelay.types.block_keys import block_key, pack_keys
+from kvrelay.worker_messages import CacheUpdate, ResyncCache
 from router.core.effects import Send
 from router.observability.index_metrics import IndexCollector
 

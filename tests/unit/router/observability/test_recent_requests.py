@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvrelay.errors import Cancelled
-from kvrelay.messages import HandedOff, HandoffTarget, Refused, Reserved, SequenceTokens
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams
+from kvrelay.worker_messages import HandedOff, HandoffTarget, Refused, Reserved, SequenceTokens
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.path_policy import Assignment
 from router.core.request import Request

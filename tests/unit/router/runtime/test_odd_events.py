@@ -18,11 +18,11 @@ from support.router_harness import RouterHarness, inference_stub, running_router
 from support.wire_mutations import UNKNOWN, mutations
 from write_wire_golden import example
 
-from kvrelay.messages import Abort
 from kvrelay.protocol_version import VERSION, Protocol
 from kvrelay.wire import cluster
 from kvrelay.wire.inference import pb as inference_pb
 from kvrelay.wire.worker import pb
+from kvrelay.worker_messages import Abort
 
 PROMPT = (10, 11, 12)
 TOKENS = 300  # of the bystander, which is given one after each odd event

@@ -15,10 +15,10 @@ from support.toy_workers import toy_config, toy_workers
 from support.worker_harness import workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import store_link, tier_fetcher
 from kvrelay.worker.tiers.tier_cost import TierCost
+from kvrelay.worker_messages import RunLocal
 
 BLOCKS = 40
 

@@ -17,12 +17,12 @@ from simulation.toy_engine import answer
 from support.toy_client import PARAMS, ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
 
-from kvrelay.messages import Abort, RunLocal
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.tiers import disk_tier, tier_fetcher
 from kvrelay.worker.tiers.slot_folder import SlotFolder
 from kvrelay.worker.tiers.tier_cost import TierCost
+from kvrelay.worker_messages import Abort, RunLocal
 
 BLOCKS = 40
 

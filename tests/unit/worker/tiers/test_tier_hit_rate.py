@@ -12,11 +12,11 @@ import pytest
 from simulation.toy_engine import POISON, answer
 from support.toy_workers import toy_config, toy_workers
 
-from kvrelay.messages import RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import tier_fetcher
 from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker.tiers.tier_store import TierStore
+from kvrelay.worker_messages import RunLocal
 
 CONVERSATIONS, TURNS, BLOCKS = 12, 5, 200
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, seed=5, ignore_eos=True)

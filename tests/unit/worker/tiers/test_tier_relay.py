@@ -11,11 +11,11 @@ import pytest
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.types.workers import TierLoad
 from kvrelay.worker.tiers import tier_fetcher
 from kvrelay.worker.tiers.tier_cost import TierCost
+from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 SIZE = 16
 # Of 24 blocks of the float32 model; a sequence of these tests takes 5.

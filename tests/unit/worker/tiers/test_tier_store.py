@@ -13,7 +13,7 @@ from simulation.toy_engine import BLOCK, LAYOUT, Arena
 
 from kv_transfer.blocks.single_blocks import BlockCopy, copies_of, write_copies
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.worker.tiers import tier_store
 from kvrelay.worker.tiers.host_tier import HostTier
 from kvrelay.worker.tiers.tier_store import TierStore

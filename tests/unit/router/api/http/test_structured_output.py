@@ -11,8 +11,8 @@ import pytest
 from support.router_harness import RouterHarness, running_router
 
 from kvrelay.errors import Code
-from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import Guidance
+from kvrelay.worker_messages import Prefill, RunLocal
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CLOSED = SCHEMA | {"additionalProperties": False}

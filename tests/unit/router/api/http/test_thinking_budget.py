@@ -16,8 +16,8 @@ from support.thinking_model import BEGIN, END, thinking_model
 
 from kvrelay.client import AsyncClient
 from kvrelay.config.tokens_file import digest_of
-from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import SamplingParams, ThinkingMarkers
+from kvrelay.worker_messages import Prefill, RunLocal
 
 QUESTION = [{"role": "user", "content": "Rain?"}]
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"

@@ -13,8 +13,8 @@ import pytest
 from support.chat_models import TEMPLATE, demo_with, prompts, says
 from support.router_harness import RouterHarness, running_router
 
-from kvrelay.messages import Prefill, RunLocal
 from kvrelay.types.requests import Guidance
+from kvrelay.worker_messages import Prefill, RunLocal
 
 WEATHER = {
     "type": "function",

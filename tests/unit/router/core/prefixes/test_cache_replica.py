@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.messages import CacheUpdate
 from kvrelay.types.block_keys import pack_keys, unpack_keys
+from kvrelay.worker_messages import CacheUpdate
 from router.core.prefixes import cache_replica
 from router.core.prefixes.cache_replica import RESYNC_S, CacheReplica
 

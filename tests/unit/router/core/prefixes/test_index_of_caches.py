@@ -17,13 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvrelay.clock import ManualClock
 from kvrelay.engine.kvcache import change_journal
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.messages import Event
+from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.types.block_keys import block_key
 from kvrelay.wire.worker import decode_events, event_to_proto, pb
 from kvrelay.worker import cache_feed
 from kvrelay.worker.cache_feed import CacheFeeds
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker_messages import Event
 from router.core.prefixes.prefix_index import PrefixIndex
 from router.core.prefixes.prompt_blocks import PromptBlocks
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
-from kvrelay.messages import CacheUpdate
 from kvrelay.types.block_keys import block_key, pack_keys
+from kvrelay.worker_messages import CacheUpdate
 from router.core.prefixes.prefix_index import PrefixIndex
 from router.core.prefixes.prompt_blocks import PromptBlocks
 

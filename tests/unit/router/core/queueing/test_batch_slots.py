@@ -15,9 +15,9 @@ from support.router_books import check_books
 from support.router_cluster import STEP_S, Record, VirtualCluster
 
 from kvrelay.errors import Cancelled
-from kvrelay.messages import Abort, Refused, Reserve, RunLocal
 from kvrelay.tenants import Tenant
 from kvrelay.types.requests import SamplingParams
+from kvrelay.worker_messages import Abort, Refused, Reserve, RunLocal
 from router.core.placement import Placement
 from router.core.queueing.preemption import MIN_RUN_S, PROGRESS_TOKENS, TURN_S
 from router.core.request import Request

@@ -12,8 +12,8 @@ from support.router_books import check_books
 from support.router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.errors import Code, FailedPrecondition, Internal, Unavailable
-from kvrelay.messages import DRAINING, Failed, Prefill, RunLocal
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.worker_messages import DRAINING, Failed, Prefill, RunLocal
 from router.core.request import Request
 from router.core.retry_budget import FLOOR, FLOOR_PER_S, RATIO
 from router.core.workers.quarantine import QUARANTINE_S

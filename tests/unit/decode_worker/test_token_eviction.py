@@ -30,9 +30,17 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.token_eviction.compaction import Compaction
 from kvrelay.engine.token_eviction.evictor import Overfull, TokenEvictor
 from kvrelay.errors import Code
-from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
-from kvrelay.types.eviction import EvictionMethod
 from kvrelay.types.requests import SamplingParams, SequenceSpec
+from kvrelay.types.token_eviction import EvictionMethod
+from kvrelay.worker_messages import (
+    Failed,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 
 SIZE = 16
 BUDGET = 128

@@ -10,7 +10,7 @@ from support.few_hashes import CUTS, CollidingCache, Cut, one_for_all, one_for_e
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher, hashed
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.kvcache.kv_cache import KvCache
 
 BLOCK_SIZE = 2
 # Few token ids, so that prefixes are shared

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from kvrelay.errors import Internal
-from kvrelay.messages import SequenceTokens
 from kvrelay.vllm_engine.batch import VllmBatch
 from kvrelay.vllm_engine.engine import VllmEngine
 from kvrelay.vllm_engine.model import VllmModel
@@ -14,7 +13,8 @@ from kvrelay.worker.batches import PrefillBatch
 from kvrelay.worker.context import WorkerContext
 from kvrelay.worker.stage import StageLoad
 from kvrelay.worker.steps.step_loop import Reporter, Steps
-from prefill_worker.stage import PrefillStage, Relay
+from kvrelay.worker_messages import SequenceTokens
+from prefill_worker.prefill_stage import PrefillStage, Relay
 
 
 class VllmPrefillStage(PrefillStage):

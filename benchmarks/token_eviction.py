@@ -1,7 +1,7 @@
 """What eviction inside sequences saves and costs.
 
-    python benchmarks/eviction.py recall FOLDER [--json]
-    python benchmarks/eviction.py speed [--batch N] [--context N] [--json]
+    python benchmarks/token_eviction.py recall FOLDER [--json]
+    python benchmarks/token_eviction.py speed [--batch N] [--context N] [--json]
 
 recall: the share of right answers of the model of `recall_model.py` in FOLDER, on questions in the
 second half of texts, with the KV of all tokens, of half of them and of a quarter.
@@ -35,8 +35,8 @@ from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.model.loader import loaded_model
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.machine import processor_name
-from kvrelay.types.eviction import EvictionMethod
 from kvrelay.types.kv_layout import LayerKv
+from kvrelay.types.token_eviction import EvictionMethod
 
 METHODS: tuple[EvictionMethod, ...] = get_args(EvictionMethod)
 TEXTS = 48

@@ -13,14 +13,6 @@ from kv_transfer.blocks.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import KvRelayError, Unimplemented
-from kvrelay.messages import (
-    Failed,
-    HandedOff,
-    HandoffTarget,
-    Prefill,
-    PrefixSource,
-    SequenceTokens,
-)
 from kvrelay.types.requests import PrefillTimings
 from kvrelay.wire.transfer import VllmBlocks
 from kvrelay.worker.batches import PrefillBatch
@@ -30,6 +22,14 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
 from kvrelay.worker.tiers.tier_fetcher import TierFetcher
+from kvrelay.worker_messages import (
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    PrefixSource,
+    SequenceTokens,
+)
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decode_worker.stage import DecodeStage
+from decode_worker.decode_stage import DecodeStage
 from kv_transfer.lease import Lease
 from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.errors import Code

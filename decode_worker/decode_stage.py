@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 
 from decode_worker.draft_model import draft_proposer
 from decode_worker.drafter import Drafter
-from decode_worker.eviction import Eviction, evictor_of
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.token_budget import TokenBudget
+from decode_worker.token_eviction import Eviction, evictor_of
 from kv_transfer.lease import Lease
 from kv_transfer.transports.vllm_nixl import VllmReads
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.errors import Code
-from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
-from kvrelay.types.eviction import WINDOW
 from kvrelay.types.requests import PrefillTimings
+from kvrelay.types.token_eviction import WINDOW
 from kvrelay.worker.batches import DecodeBatch
 from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.inbound_kv import InboundKv
@@ -26,9 +25,10 @@ from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.stage import Stage, StageLoad, Start
 from kvrelay.worker.steps.busy_share import RecentMean
-from kvrelay.worker.steps.step_cost import utilisation
+from kvrelay.worker.steps.measured_step_cost import utilisation
 from kvrelay.worker.steps.step_loop import Reporter, StepLoop, Steps
 from kvrelay.worker.tiers.tier_fetcher import TierFetcher
+from kvrelay.worker_messages import Refused, Renew, Reserve, Reserved, RunLocal
 
 
 class DecodeStage(Stage):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.worker.steps.busy_share import WINDOW_S
-from kvrelay.worker.steps.step_cost import StepCost, utilisation
+from kvrelay.worker.steps.measured_step_cost import StepCost, utilisation
 
 FIXED_S = st.floats(1e-4, 0.1)
 TOKEN_S = st.floats(0, 0.01)
