@@ -23,8 +23,8 @@ from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RECENT, RequestShape, RouterLoad
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo
 
-# The rate is taken of this many times the time that it is extrapolated by, within these bounds, in
-# seconds.
+# The rate of arrivals is measured over this many times the time that it is extrapolated by, within
+# these bounds in seconds.
 _WINDOW = 3
 _SHORTEST_S, _LONGEST_S = 30.0, 300.0
 # Workers report their load of the last 10 s.

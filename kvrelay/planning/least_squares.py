@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Shares of the squares of the errors, and of the values, by which another coefficient must lower
-# the squares of the errors.
+# Another subset of the coefficients is better if it lowers the squared errors by more than this
+# share of them, plus this share of the squared values.
 _BETTER = 1e-6
 _EXACT = 1e-12
 

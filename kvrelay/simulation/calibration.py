@@ -21,7 +21,8 @@ from kvrelay.types.workers import POOLS, PoolName
 # Fewest requests, and fewest steps of a kind.
 _LEAST = 10
 _QUANTILES = 201
-# Share of a step's time beside another worker from which its slowdown is known.
+# The slowdown beside another worker is known if some step spent more than this share of its time
+# beside one.
 _SEEN = 0.5
 # Largest time in a report, in seconds. Larger ones are mistakes.
 _MOST_S = 1e6
@@ -31,7 +32,7 @@ _MOST_TOKENS = 2**30
 _MOST_SKIPPED = 0.05
 # Times of the median above which a step is a stall of the machine.
 _STALL = 20.0
-# Mean times of a kind of steps that are possible. Others are not of this profile.
+# Range of measured / profiled time. Outside of it, the test and the profile do not belong together.
 _POSSIBLE = (0.5, 20.0)
 # Most requests that are read: the first ones.
 _MOST_ROWS = 5_000
@@ -61,7 +62,7 @@ class _Answer:
     decode_worker: str
     prefill_from: float
     prefill_until: float
-    # Of the tokens.
+    # When each token arrived.
     times: Floats
 
     @classmethod
@@ -272,7 +273,7 @@ def _times(steps: _Steps) -> StepTimes:
         for column, kind in enumerate(POOLS, 1)
         if columns[:, column].max() > _SEEN
     }
-    # What no test has shown is taken for the worst that one has.
+    # A neighbour that no test has shown gets the largest slowdown that a test has shown.
     unseen = max(slower.values(), default=1.0)
     return StepTimes(
         alone,
@@ -282,8 +283,8 @@ def _times(steps: _Steps) -> StepTimes:
 
 
 def _quantiles(ratios: Floats, weights: Floats) -> tuple[float, ...]:
-    """Returns equally likely quantiles. Long steps count as much as short ones that take as long
-    together, so that the mean is that of all time.
+    """Returns equally likely quantiles. Each step is weighted by its duration, so the mean is over
+    time, not over steps.
     """
     order = np.argsort(ratios)
     below = np.cumsum(weights[order]) - weights[order] / 2

@@ -213,10 +213,12 @@ class KvLayout:
 
     @property
     def part_bytes(self) -> tuple[int, int]:
-        """Bytes that a block counts for without its windowed part, and those of this part, both
-        without the lasting bytes. The former are at least a 16th of the latter, so that memory has
-        a bounded number of blocks, and 7 times the lasting bytes, so that these are at most an
-        eighth of the memory.
+        """Returns the bytes that a block counts for without its windowed part, and the bytes of
+        the windowed part. Neither contains the lasting bytes.
+
+        The first number is at least a 16th of the second, so that memory has a bounded number of
+        blocks. It is also at least 7 times the lasting bytes, so that these take at most an eighth
+        of the memory.
         """
         if not self.windows:
             return self.block_bytes, 0
@@ -228,8 +230,8 @@ class KvLayout:
 
     @property
     def _alignment(self) -> int:
-        """The numbers of blocks of which all regions of an arena begin at a page are its
-        multiples.
+        """Every region of an arena begins at a page if the number of blocks is a multiple of this
+        number.
         """
         return math.lcm(*(PAGE // math.gcd(size, PAGE) for size in self.region_block_bytes))
 
@@ -266,7 +268,8 @@ class KvLayout:
         parts = blocks * unwindowed + min(blocks, self.most_windowed(step_tokens)) * windowed
         if not (lasting := self.lasting_bytes):
             return parts
-        # Enough for `bytes_for_parts`, which has the bytes of up to `_alignment` more blocks less.
+        # `num_blocks_in` rounds up by fewer than `_alignment` blocks, and `bytes_for_parts`
+        # subtracts their lasting bytes.
         parts += lasting * self._alignment
         return -(-parts * (unwindowed + lasting) // unwindowed)
 

@@ -166,9 +166,7 @@ class Lifecycle:
 
     @property
     def proven(self) -> bool:
-        """Whether each worker of the attempt has given a token and survived, past the point of the
-        last attempt's death.
-        """
+        """Whether the attempt has gone further than the last attempt that died with its worker."""
         return self.assignment is not None and self.crashes.outlived(self._decoded)
 
     @property

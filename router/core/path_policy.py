@@ -304,7 +304,7 @@ def _prefill_cost(policy: PolicyName, prefillers: Sequence[WorkerView], num_toke
             return lambda worker: prompt_seconds(worker, num_tokens, mean)
 
 
-# Costs in tokens that are read in each step.
+# Costs of decoding, in tokens of KV that each step reads.
 _DECODE_COST: dict[PolicyName, Callable[[int], Cost]] = {
     "round_robin": lambda _num_tokens: lambda _worker: 0,
     "least_loaded": lambda _num_tokens: lambda worker: worker.held_tokens,

@@ -10,8 +10,8 @@ from kvrelay.config.model_sections import SloConfig
 from kvrelay.types.requests import Slo
 from router.core.worker_view import WorkerView
 
-# Decode workers help from this part of the TTFT on, because prompts on both paths at a time slow
-# each other down where they share memory or cores.
+# Decode workers help once the predicted TTFT exceeds this share of the objective, because prompts
+# on both paths at a time slow each other down where they share memory or cores.
 _HELPED_FROM = 0.5
 # An unmeasured decode worker counts as slower than the prefill workers by this factor, since
 # answers take a part of its time.

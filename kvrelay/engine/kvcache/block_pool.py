@@ -262,9 +262,10 @@ class BlockPool:
     def name(self, block: int, hash: bytes, content: Hashable, owner: str = "") -> int:
         """Makes a held block findable by `hash` and equal `content`, on behalf of `owner`.
 
-        If another findable block has that content, this block stays unnamed, unless only this one
-        has its windowed part. If the hash belongs to other content, the block of that content loses
-        its name: a collision costs a recomputation.
+        If another findable block has that content, this block stays unnamed. Exception: if the
+        other block lacks its windowed part and this one has it, this one takes the name over.
+        If the hash belongs to other content, the block of that content loses its name: a collision
+        costs a recomputation.
         Returns the content's serial number. Raises IntegrityError if the block is not held or is
         named for other content.
         """
@@ -285,7 +286,7 @@ class BlockPool:
                     return serial
             else:
                 self.collisions += 1
-            self._make_room(other)
+            self._drop_name(other)
         self._hash_of[block] = hash
         self._block_of[hash] = block
         self._contents[block] = content
@@ -468,7 +469,7 @@ class BlockPool:
                 f"blocks take {self._units_present} of {self.capacity} units of memory"
             )
 
-    def _make_room(self, block: int) -> None:
+    def _drop_name(self, block: int) -> None:
         """Removes a block's name. Requests that hold the block keep it."""
         self._forget(block)
         if self._cached.remove(block, self._owners[block]):
