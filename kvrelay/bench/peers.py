@@ -19,11 +19,16 @@ def peer_command(peer: str, *, has_checkpoint: bool) -> tuple[str, ...]:
     name, _, path = peer.partition("=")
     if peer == "generate_batch":
         return GENERATE_BATCH
-    python = shutil.which(path) if path else None
-    if name != "vllm" or python is None:
+    if name != "vllm" or not path:
         raise InvalidArgument(
             f"--peer {peer!r} is unknown; allowed are generate_batch, and vllm=PYTHON with the "
             "Python of an environment that has vLLM",
+            field="peer",
+        )
+    if (python := shutil.which(path)) is None:
+        raise InvalidArgument(
+            f"--peer vllm={path:.200}: there is no such program; give the Python of an environment "
+            "that has vLLM",
             field="peer",
         )
     if not has_checkpoint:

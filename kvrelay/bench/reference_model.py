@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.bench.shapes import NAMED
 
@@ -38,6 +39,7 @@ def reference_model() -> Path:
 
 def write_model(folder: Path, config: LlamaConfig) -> None:
     """Writes weights from a fixed seed, and a tokenizer with one word per token id: t0, t1, ..."""
+    disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)

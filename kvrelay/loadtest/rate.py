@@ -111,6 +111,8 @@ def _stage(text: str) -> Stage:
     ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
     if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
         raise ValueError("rates must be 0 or more, and seconds more than 0")
+    if ramp and not colon:
+        raise ValueError("a ramp needs :SECONDS")
     if (ramp or colon) and not (bounded and math.isfinite(stage.first + stage.last)):
         raise ValueError("the rates and seconds of a stage must be finite")
     for number in (stage.first, stage.last, stage.seconds):

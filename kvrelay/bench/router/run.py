@@ -213,7 +213,7 @@ async def _measure(case: Case, options: Options) -> Measured:
 async def _grow(options: Options, progress: Progress) -> Growth:
     """Measures memory over short requests, one after the other on each of several streams."""
     said: defaultdict[str, list[float]] = defaultdict(list)
-    number = 500 if options.quick else options.requests
+    number = options.requests
     done = progress("requests", 10)
     started, tenths = time.perf_counter(), []
     async with mock_cluster(

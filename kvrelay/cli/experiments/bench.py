@@ -160,16 +160,22 @@ def handoff(
 @requires_cluster_extra
 def router(
     seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Duration of each case.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="Duration of each case. Default: 5, or 1 with --quick.",
+        ),
+    ] = None,
     requests: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=100,
             metavar="N",
-            help="Number of short requests that measure the growth of the router's memory.",
+            help="Number of short requests that measure the growth of the router's memory. "
+            "Default: 100,000, or 500 with --quick.",
         ),
-    ] = 100_000,
+    ] = None,
     processes: Annotated[
         int,
         typer.Option(
@@ -204,8 +210,8 @@ def router(
     first, second = first_cores(2)
     options = Options(
         (first, second),
-        min(seconds, 1.0) if quick else seconds,
-        requests,
+        seconds or (1.0 if quick else 5.0),
+        requests or (500 if quick else 100_000),
         quick,
         processes,
         tuple(map(Peer.parse, peer or ())),
@@ -229,21 +235,27 @@ def progress_bars() -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True), auto_refresh=False) as bars:
+    bars = Bars(*columns, console=Console(stderr=True), auto_refresh=False)
 
-        def progress(what: str, total: int) -> Callable[[], None]:
-            if not bars.tasks and (busy := busy_cores()) > QUIET_CORES:
+    def progress(what: str, total: int) -> Callable[[], None]:
+        if not bars.tasks:
+            if (busy := busy_cores()) > QUIET_CORES:
                 note(
                     f"other programs keep {busy:.1f} of {os.cpu_count()} cores busy, and the "
                     "figures will be worse for it; run this again when they are done"
                 )
-            task = bars.add_task(what, total=total)
+            bars.start()
+        task = bars.add_task(what, total=total)
+        bars.refresh()
+
+        def done() -> None:
+            bars.advance(task)
             bars.refresh()
 
-            def done() -> None:
-                bars.advance(task)
-                bars.refresh()
+        return done
 
-            return done
-
+    try:
         yield progress
+    finally:
+        if bars.tasks:
+            bars.stop()

@@ -350,15 +350,13 @@ def sweep_rates(text: str) -> list[float] | tuple[float, float]:
         rates = [float(low), float(high)] if dots else [float(one) for one in text.split(",")]
     except ValueError:
         rates = []
-    if (
-        not rates
-        or not all(0 < rate < float("inf") for rate in rates)
-        or (dots and not rates[0] < rates[1])
-    ):
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
         raise typer.BadParameter(
             f"--rates {text!r} is not a list of rates; give R,R,... or LOW..HIGH in requests per "
             "second, above 0."
         )
+    if dots and not rates[0] < rates[1]:
+        raise typer.BadParameter(f"--rates {text!r}: the first bound must be below the second.")
     return (rates[0], rates[1]) if dots else rates
 
 

@@ -56,6 +56,10 @@ def _found(name: str, weights: str | None) -> PlannedModel:
     try:
         resolved = resolve_model(name)
     except (NotFound, ValueError, OSError) as error:
+        if name.startswith((".", "/", "~")):
+            raise InvalidArgument(
+                f"model {name!r:.200}: there is no such folder and no such config.json"
+            ) from error
         near = get_close_matches(name.lower(), model_names(), 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise InvalidArgument(

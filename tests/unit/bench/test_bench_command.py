@@ -73,7 +73,7 @@ def test_json_beside_a_peer(
         (["--runs", "0"], "--runs"),
         (["--threads", "100000"], "cores available"),
         (["--peer", "vllm"], "vllm=PYTHON"),
-        (["--peer", "vllm=/no/such/python"], "vllm=PYTHON"),
+        (["--peer", "vllm=/no/such/python"], "no such program"),
         (["--peer", "other=/bin/sh"], "vllm=PYTHON"),
         (["--weights", "int3"], "int3"),
         (["--model", "no such folder"], "allowed are"),

@@ -347,7 +347,7 @@ def test_a_bad_trace_is_one_sentence(
         (["llama-3.1-8b", "--costs", "/dev/zero"], 2, "not a regular file"),
         (["llama-3.1-8b", "--record", "/dev/zero"], 2, "not a regular file"),
         (["llama-3.1-8b", "--trace", "/dev/zero"], 2, "not a regular file"),
-        (["/dev/zero"], 2, "is no folder"),
+        (["/dev/zero"], 2, "there is no such folder"),
         (["x" * 5000], 2, "is no folder"),
         (["x/" * 5000], 2, "is no folder"),
         (["\0"], 2, "is no folder"),
