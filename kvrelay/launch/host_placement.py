@@ -62,7 +62,9 @@ def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amoun
         mine = [(pool, amounts) for node_id, pool, amounts in workers if node_id == node.node_id]
         free = {
             name: min(
-                node.free.get(name, 0.0), total - sum(amounts.get(name, 0.0) for _, amounts in mine)
+                node.free.get(name, 0.0),
+                # Ray may have given more than it offers, such as after its node has shrunk.
+                max(0.0, total - sum(amounts.get(name, 0.0) for _, amounts in mine)),
             )
             for name, total in node.total.items()
         }
