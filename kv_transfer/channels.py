@@ -82,11 +82,11 @@ class Channels:
             self._retire(broken, grace)
 
     def _renew(self) -> None:
-        """Closes the channels of the certificate before the last one, whose calls have long
-        ended.
+        """Closes the channels of the certificate before the last one, whose calls have ended unless
+        the certificate changes quickly.
         """
         for channel in self._outdated:
-            self._retire(channel, 0)
+            self._retire(channel, _GRACE_S)
         self._outdated = list(self._open.values())
         self._open.clear()
 

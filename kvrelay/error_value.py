@@ -17,6 +17,12 @@ class _Repr(reprlib.Repr):
     def repr_NoneType(self, value: None, level: int) -> str:
         return "null"
 
+    def repr_int(self, value: int, level: int) -> str:
+        # Python turns integers of at most 4,300 digits into text.
+        if value.bit_length() > 2**10:
+            return f"an integer of {value.bit_length()} bits"
+        return super().repr_int(value, level)
+
     def repr_tuple(self, value: tuple[object, ...], level: int) -> str:
         return self.repr_list(list(value), level)
 

@@ -193,6 +193,6 @@ class AdminClient:
             yield
         except grpc.RpcError as error:
             typed = error_from_rpc(error, self.target)
-            raise with_hint(typed, "admin", tls=self._tls) from None
+            raise with_hint(typed, self.target, "admin", tls=self._tls) from None
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"the request cannot be sent: {said(error)}") from error

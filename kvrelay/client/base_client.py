@@ -188,12 +188,13 @@ class BaseClient:
         accepted when it shut down; these become Unavailable. Raises Cancelled if the client is
         closed.
         """
+        target = self.targets[index]
         typed = with_hint(
-            error_from_rpc(error, self.targets[index]), "grpc", tls=self._credentials is not None
+            error_from_rpc(error, target), target, "grpc", tls=self._credentials is not None
         )
         if isinstance(typed, Cancelled):
             self._raise_if_closed()
-            return Unavailable(f"{self.targets[index]}: the server ended the call")
+            return Unavailable(f"{target}: the server ended the call")
         return typed
 
     def __repr__(self) -> str:
@@ -205,7 +206,12 @@ class BaseClient:
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
         seconds = self._timeout if timeout is None else timeout
-        if not isinstance(seconds, Real) or math.isnan(seconds):
+        # An integer may be beyond a float.
+        try:
+            is_time = isinstance(seconds, Real) and not math.isnan(seconds)
+        except OverflowError:
+            is_time = False
+        if not is_time:
             raise InvalidArgument(
                 f"timeout is {shown(seconds)}; it must be a number of seconds", field="timeout"
             )

@@ -27,6 +27,8 @@ _WANTED = {
 # (code, text in the message, advice). The first match applies. {give} is one of ADDRESSES,
 # {secured} one of _WANTED.
 _MORE_TIME = "give more time (--timeout SECONDS, or timeout=)"
+# By version of gRPC.
+_NO_HOST = ("errors resolving ", "DNS resolution failed")
 _HINTS = (
     (
         Code.UNAVAILABLE,
@@ -60,7 +62,7 @@ _HINTS = (
         "the server's certificate is for other names; connect by one of them, or make one for this "
         "name (`kvrelay certs FOLDER --host NAME`)",
     ),
-    (Code.UNAVAILABLE, "lookup", "no host has that name; give HOST:PORT"),
+    *((Code.UNAVAILABLE, words, "no host has that name; give HOST:PORT") for words in _NO_HOST),
     (
         Code.UNIMPLEMENTED,
         "Method not found",
@@ -92,26 +94,27 @@ _HINTS = (
 # Words in messages of gRPC's library that are of no use here. The advice replaces them.
 _NOISE = (
     "Failed parsing HTTP/2",
-    "lookup",
+    *_NO_HOST,
     "Method not found",
     "Received message larger than max",
     "Deadline Exceeded",
 )
 
 
-def with_hint(error: KvRelayError, listener: str, *, tls: bool = False) -> KvRelayError:
+def with_hint(
+    error: KvRelayError, target: str, listener: str, *, tls: bool = False
+) -> KvRelayError:
     """Returns the same error. If there is advice for the error, its message now ends with it.
 
-    - listener: the one that the client calls, grpc or admin. The message begins with the address
-      and a colon.
+    - target: HOST:PORT of the call.
+    - listener: the one that the client calls, grpc or admin.
     - tls: whether the client uses TLS.
     """
     for code, words, hint in _HINTS:
         if error.code is code and words in error.message:
             told = hint.format(give=ADDRESSES[listener], secured=_WANTED[tls])
             if words in _NOISE:
-                host, port, _ = error.message.split(":", 2)
-                error.message = f"{host}:{port}: {told}"
+                error.message = f"{target}: {told}"
             elif words in (_LATER, _NAME_A_MODEL):
                 error.message = error.message.replace(words, told)
             else:

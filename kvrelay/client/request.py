@@ -122,7 +122,8 @@ def _plain(name: str, value: Any) -> Any:
                 raise TypeError("only ignore_eos can be true or false")
             case _:
                 return tuple(value) if name in _SEQUENCES else value
-    except TypeError as error:
+    # Numbers may be beyond what a float or a text holds.
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{name}: {shown(value)} is invalid: {error}", field=name) from error
 
 

@@ -14,6 +14,9 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.types.control_plane import Claim
 from kvrelay.worker.runtime.settings import WorkerSettings
 
+# Largest length of the line that tells how a worker ended, in bytes.
+_MOST_LINE = 2**20
+
 
 def settings_to_json(settings: WorkerSettings) -> dict[str, Any]:
     """Returns the settings as plain data for JSON, for `settings_from_json`."""
@@ -58,7 +61,7 @@ class ForkedWorker:
         cls, path: str, settings: WorkerSettings, variables: Mapping[str, str]
     ) -> ForkedWorker:
         """Requests a worker from the template at `path`. Raises OSError if there is no template."""
-        worker = cls(*await asyncio.open_unix_connection(path))
+        worker = cls(*await asyncio.open_unix_connection(path, limit=_MOST_LINE))
         worker.tell(settings=settings_to_json(settings), variables=dict(variables))
         return worker
 

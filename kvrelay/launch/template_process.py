@@ -25,6 +25,8 @@ from kvrelay.worker.runtime.settings import WorkerSettings
 # Time in which a worker must end after its actor.
 _ORPHAN_S = 5.0
 _FAILED = 1
+# Characters of the error that a worker ends with.
+_MOST_TEXT = 10_000
 
 log = get_logger("launch")
 
@@ -119,10 +121,10 @@ async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
     try:
         await run_in_process(settings.worker_id, roles.serve(settings))
     except KvRelayError as error:
-        return {"error": type(error).__name__, "message": error.message}
+        return {"error": type(error).__name__, "message": error.message[:_MOST_TEXT]}
     except Exception as error:
         log.exception("worker_failed", worker=settings.worker_id)
-        return {"error": type(error).__name__, "message": str(error)}
+        return {"error": type(error).__name__, "message": str(error)[:_MOST_TEXT]}
     return {"error": "", "message": ""}
 
 

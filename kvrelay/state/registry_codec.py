@@ -169,4 +169,4 @@ def _text(name: str, text: str) -> str:
 def _check_number(name: str, number: float) -> None:
     bits = 63 if name in _INT64 or name.endswith(("_bytes", "_tokens")) else 31
     if number < (name in _SIZES) or (isinstance(number, int) and number >= 1 << bits):
-        raise ValueError(f"{name} {number:g} is out of range")
+        raise ValueError(f"{name} {number!s:.40} is out of range")

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kvrelay.engine.sampling.matcher import Matcher
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import Internal, KvRelayError
+from kvrelay.process.telemetry import get_logger
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.served_model import ServedModel
 
 Key = tuple[str, int]
 Starter = Callable[[Matcher], None]
+
+log = get_logger("worker.guided_starts")
 
 
 class GuidedStarts:
@@ -58,11 +61,18 @@ class GuidedStarts:
 
     def _open(self, spec: SequenceSpec) -> Matcher:
         assert spec.sampling.guidance is not None, "only sequences with guidance are added"
-        return self._runner.grammars.open(
-            spec.sampling.guidance,
-            spec.token_ids,
-            spec.prompt_len,
-            spec.salt,
-            spec.tenant,
-            spec.sampling.max_tokens,
-        )
+        try:
+            return self._runner.grammars.open(
+                spec.sampling.guidance,
+                spec.token_ids,
+                spec.prompt_len,
+                spec.salt,
+                spec.tenant,
+                spec.sampling.max_tokens,
+            )
+        except KvRelayError:
+            raise
+        # A panic of llguidance is no Exception.
+        except BaseException as error:
+            log.exception("guidance_failed", request_id=spec.request_id)
+            raise Internal(f"the guidance could not be compiled: {error!r:.200}") from error

@@ -193,10 +193,10 @@ class Frontend:
                 await self._slices.run(tenant, replay(text, request.resume))
                 complete = "stop" if text.stopped else self._completed(request.resume, sampling)
                 admitted = replace(admitted, complete=complete)
-            return await self._submitted(admitted, text)
         except BaseException:
             self.limits.give_back(tenant, admitted.most_tokens)
             raise
+        return await self._submitted(admitted, text)
 
     async def _submitted(self, admitted: Request, text: TokenSink) -> Stream:
         """Submits a request when its tenant's turn comes: many requests may arrive at once."""
@@ -209,9 +209,12 @@ class Frontend:
         try:
             await self._slices.run(admitted.tenant, steps())
         except BaseException:
-            # The caller may be cancelled after its turn.
+            # The caller may be cancelled after its turn. The end of the request then gives back its
+            # unused tokens.
             for stream in streams:
                 self.cancel(stream)
+            if not streams:
+                self.limits.give_back(admitted.tenant, admitted.most_tokens)
             raise
         return streams[0]
 

@@ -29,6 +29,8 @@ NUMBERS = (
         -(2**63) - 1,
         2**64,
     ),
+    # Beyond a float.
+    *(10**400, -(10**400)),
     *(10**30, 0.5, -0.0, 5e-324, 1e308, -1e308, math.nan, math.inf, -math.inf),
 )
 TEXTS = (

@@ -41,8 +41,10 @@ def quit_key() -> Iterator[str]:
 
 
 def _read(descriptor: int, ended: threading.Event) -> None:
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
     while not ended.is_set():
-        if not select.select([descriptor], [], [], _LOOK_S)[0]:
+        if not ready.poll(_LOOK_S * 1000):
             continue
         keys = os.read(descriptor, 64)
         if any(key in keys for key in _KEYS):

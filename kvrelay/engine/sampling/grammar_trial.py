@@ -83,16 +83,21 @@ class GrammarTrial:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        process = self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A crash would write there, as often as clients like.
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT},
-            # Ctrl-C at the terminal is for the parent.
-            start_new_session=True,
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # A crash would write there, as often as clients like.
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT},
+                # Ctrl-C at the terminal is for the parent.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"the process that tries out guidance does not start: {error.strerror}; retry later"
+            ) from error
         unable = _line(process, _START_S)
         if unable is None:
             raise Unavailable("the process that tries out guidance does not start; retry later")
@@ -134,9 +139,12 @@ def _line(process: subprocess.Popen[bytes], timeout_s: float) -> str | None:
     """
     assert process.stdout is not None
     deadline, line = time.monotonic() + timeout_s, b""
+    # With many connections, the pipe's number is beyond what select takes.
+    ready = select.poll()
+    ready.register(process.stdout, select.POLLIN)
     while not line.endswith(b"\n"):
         left = max(0.0, deadline - time.monotonic())
-        if not select.select([process.stdout], [], [], left)[0]:
+        if not ready.poll(left * 1000):
             raise Unavailable(
                 f"the process that tries out guidance gave no answer within {timeout_s:g} s; "
                 "retry later",

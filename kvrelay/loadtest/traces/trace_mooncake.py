@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
         )
     if prompt < 1 or answer < 0:
         raise TraceError(file, number, "input_length must be at least 1, output_length at least 0")
-    if len(ids) != math.ceil(prompt / BLOCK_TOKENS):
+    if len(ids) != -(-prompt // BLOCK_TOKENS):
         raise TraceError(
             file,
             number,

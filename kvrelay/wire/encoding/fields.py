@@ -72,7 +72,7 @@ def set_field(message: Message, name: str, value: object) -> None:
         return
     try:
         setattr(message, name, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{name}: {shown(value)}: {said(error)}", field=name) from error
 
 
@@ -80,7 +80,7 @@ def extend_field(message: Message, name: str, values: object) -> None:
     """Sets a repeated field. Raises InvalidArgument for a value that does not fit."""
     try:
         getattr(message, name).extend(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{name}: {said(error)}", field=name) from error
 
 

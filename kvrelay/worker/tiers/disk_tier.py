@@ -315,17 +315,15 @@ class DiskTier:
             num_bytes = len(done.blocks) * self._block_bytes
             self.counts.written(num_bytes, self._clock.now() - began)
         for block in done.blocks:
-            self._stored(block.key)
+            self._stored(block)
         if done.error is not None:
             self.counts.dropped += len(batch) - len(done.blocks) - done.skipped
             note_error(self.counts, self.kind, "write", reason_of(done.error))
-            for block in batch:
-                self._waiting.pop(block.key.identity, None)
+            self._forget_waiting(batch)
             if isinstance(done.error, FolderLost):
                 self._lose_folder()
             return False
-        for block in batch:
-            self._waiting.pop(block.key.identity, None)
+        self._forget_waiting(batch)
         if self._waiting or self._doomed:
             self._wake.set()
         return True
@@ -350,9 +348,16 @@ class DiskTier:
         self.counts.evicted += len(evicted)
         return gone + evicted
 
-    def _stored(self, key: BlockKey) -> None:
-        if key.identity not in self._waiting:
-            # Given up while it was written.
+    def _forget_waiting(self, batch: Sequence[StoredBlock]) -> None:
+        """Removes the blocks. Blocks that were offered in their place stay."""
+        for block in batch:
+            if self._waiting.get(block.key.identity) is block:
+                del self._waiting[block.key.identity]
+
+    def _stored(self, block: StoredBlock) -> None:
+        key = block.key
+        if self._waiting.get(key.identity) is not block:
+            # Given up while it was written. Other KV for it may wait.
             self._doomed.append(key)
             return
         self._index.add(key)

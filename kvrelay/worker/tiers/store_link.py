@@ -139,6 +139,9 @@ class StoreLink:
     def forget(self, identity: bytes) -> None:
         """Has the store forget a block, as far as the store works."""
         self._waiting.pop(identity, None)
+        self._doom(identity)
+
+    def _doom(self, identity: bytes) -> None:
         self._known.pop(identity, None)
         if self.works and len(self._doomed) < MAX_CALL_BLOCKS:
             self._doomed.append(identity)
@@ -191,6 +194,12 @@ class StoreLink:
                     await self._forget_some()
                     await self._put_some()
                     self._drained.set()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # gRPC cancels the calls of a channel that is closed.
+                self._failed("write", TimeoutError())
             except Exception as error:  # noqa: BLE001
                 self._failed("write", error)
 
@@ -204,8 +213,7 @@ class StoreLink:
         batch = self._next_batch()
         if not batch:
             return
-        identities = [block.key.identity for block in batch]
-        named = self._named(identities)
+        named = self._named([block.key.identity for block in batch])
         found = await store_find(self._channels.get(self.address), named, _PUT_S)
         missing = [block for block, held in zip(batch, found, strict=True) if not held]
         if missing:
@@ -215,12 +223,14 @@ class StoreLink:
             self._counts.written(len(missing) * self._block_bytes, self._clock.now() - began)
             self._counts.stored += len(missing)
         self._proved("write")
-        for identity in identities:
-            if self._waiting.pop(identity, None) is None:
-                # Its KV came into doubt meanwhile.
-                self.forget(identity)
-            else:
+        for block in batch:
+            identity = block.key.identity
+            if self._waiting.get(identity) is block:
+                del self._waiting[identity]
                 self._learn(identity)
+            else:
+                # Its KV came into doubt meanwhile. Other KV for it may wait.
+                self._doom(identity)
 
     def _next_batch(self) -> list[StoredBlock]:
         most = min(MAX_CALL_BLOCKS, max(1, _BATCH_BYTES // self._block_bytes))
@@ -356,8 +366,8 @@ class StoreLink:
         self._doomed.clear()
         self.status = StoreStatus()
         # A new call makes a new connection, without gRPC's wait of up to two minutes. Those under
-        # way have timeouts of their own.
-        self._channels.retire(self.address, self._channels.get(self.address), _GET_S)
+        # way have timeouts of their own, all of which are shorter.
+        self._channels.retire(self.address, self._channels.get(self.address), 2 * _PUT_S)
         self._drained.set()
         self._lost.set()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.chat import ChatMessage
 from kvrelay.types.requests import Guidance, Slo
+from kvrelay.wire.generate_request import request_to_proto
 from kvrelay.wire.inference import SamplingOptions
 
 
@@ -128,6 +130,20 @@ def test_a_truth_value_is_no_number(field: str, value: bool) -> None:
     with pytest.raises(InvalidArgument, match=field) as caught:
         build_request(prompt, {field: value})  # type: ignore[misc]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("exponent", [400, 5000])
+@pytest.mark.parametrize("field", sorted(GenerateOptions.__annotations__))
+def test_a_number_beyond_a_float_is_an_error_of_its_field(field: str, exponent: int) -> None:
+    """By itself, and inside of each kind of value. The larger one is also beyond what Python turns
+    into text.
+    """
+    prompt = None if field in ("messages", "token_ids") else "p"
+    number = 10**exponent
+    values = (number, -number, [number], {"1": number}, {"9" * exponent: 1.0}, {"ttft_ms": number})
+    for value in values:
+        with contextlib.suppress(InvalidArgument):
+            request_to_proto(build_request(prompt, {field: value}))  # type: ignore[misc]
 
 
 def test_an_unknown_option_is_a_programming_error() -> None:

@@ -199,6 +199,24 @@ async def test_what_it_ends_of_comes_back_as_that(
         await worker.ended()
 
 
+async def test_a_long_error_comes_back_as_that(tmp_path: Path) -> None:
+    """Longer than asyncio's lines."""
+
+    async def template(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        end = {"error": "Unavailable", "message": "x" * 2**17}
+        writer.write(b"{}\n" + json.dumps(end).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+    path = str(tmp_path / "template")
+    async with await asyncio.start_unix_server(template, path):
+        asked = WorkerSettings("one-0", "decode", "demo", "redis://127.0.0.1:1", CONFIG)
+        worker = await ForkedWorker.ask(path, asked, {})
+        assert await worker.started()
+        with pytest.raises(Unavailable, match="xxx"):
+            await worker.ended()
+
+
 @pytest.mark.parametrize("orders", ["", '{"stop": true}\n'])
 def test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise(
     orders: str, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from support.worker_harness import Session, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
-from kvrelay.errors import Code
+from kvrelay.errors import Code, Internal, KvRelayError
 from kvrelay.types.requests import Guidance, SamplingParams, SequenceSpec
+from kvrelay.worker.guided_starts import GuidedStarts
 from kvrelay.worker_messages import (
     Abort,
     Event,
@@ -213,3 +215,24 @@ async def test_a_sequence_is_aborted_while_its_grammar_is_compiled_and_others_ru
                 break
             event = await session.event()
         await running.settled()
+
+
+async def test_a_grammar_that_fails_in_an_unknown_way_fails_its_sequence_alone() -> None:
+    """As a panic of llguidance does, which is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    def fails(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    grammars = SimpleNamespace(open=fails)
+    starts = GuidedStarts(SimpleNamespace(grammars=grammars))  # type: ignore[arg-type]
+    failed: asyncio.Future[KvRelayError] = asyncio.get_running_loop().create_future()
+    sampling = SamplingParams(guidance=Guidance("regex", "a"))
+    starts.add(SequenceSpec("r", 1, (1, 2), 2, sampling), lambda _: None, failed.set_result)
+    async with asyncio.timeout(60):
+        error = await failed
+    assert (type(error), "index out of bounds" in error.message) == (Internal, True)
+    assert not starts._tasks
+    starts.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 
@@ -46,6 +48,37 @@ def test_a_process_that_is_killed_is_asked_again(number: signal.Signals) -> None
         trial.check(Guidance("regex", "a"))
     finally:
         trial.close()
+
+
+def test_a_process_that_is_started_beside_many_connections_answers() -> None:
+    """Its pipe has a number that select() does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    trial = GrammarTrial(DEMO, VOCAB, frozenset({EOS}))
+    opened: list[int] = []
+    try:
+        while not opened or opened[-1] < 1030:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        trial.check(Guidance("regex", "a"))
+        with pytest.raises(InvalidArgument, match="not accepted"):
+            trial.check(Guidance("regex", "("))
+    finally:
+        trial.close()
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_machine_without_room_for_the_process_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    trial = GrammarTrial(DEMO, VOCAB, frozenset({EOS}))
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(Unavailable, match="does not start: Resource temporarily unavailable"):
+        trial.check(Guidance("regex", "a"))
 
 
 def test_a_process_that_is_always_killed_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

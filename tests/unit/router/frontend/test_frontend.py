@@ -34,9 +34,16 @@ async def frontend() -> AsyncIterator[Frontend]:
     config = cluster_config()
     clock = ManualClock(100.0)
     card = ModelCard.load(DEMO, config.model)
-    observers = Observers(Metrics("demo"), RequestLog())
+    limits = Limits()
+
+    class GivingBack(Observers):
+        def ended(self, stream: Stream) -> None:
+            super().ended(stream)
+            limits.ended(stream)
+
+    observers = GivingBack(Metrics("demo"), RequestLog())
     driver = Driver(config, MemoryRegistry(), "router-0", clock, observers)
-    made = Frontend(card, Text.load(DEMO), driver, Limits(), config.router, clock)
+    made = Frontend(card, Text.load(DEMO), driver, limits, config.router, clock)
     yield made
     await made.text.close()
     await made.guidance.close()
@@ -116,3 +123,30 @@ async def test_a_client_that_leaves_while_it_is_admitted_leaves_nothing(frontend
             if isinstance(answer, Stream):
                 frontend.cancel(answer)
         assert frontend._driver.dispatcher.unfinished == 0
+
+
+async def test_a_client_that_leaves_while_it_is_admitted_gets_its_tokens_back_once(
+    frontend: Frontend,
+) -> None:
+    tenant = Tenant("acme", tokens_per_minute=1000)
+    asked = replace(ASKED, sampling=SamplingOptions(max_tokens=97))
+    for number in range(5):
+        await frontend.open(replace(asked, request_id=f"held-{number}"), tenant, 100.0, None)
+    level = frontend.limits._buckets["acme", "tokens"]._level
+    for rounds in range(8):
+        tasks = [
+            asyncio.create_task(
+                frontend.open(replace(asked, request_id=f"{rounds}-{one}"), tenant, 100.0, None)
+            )
+            for one in range(4)
+        ]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(answer, Stream):
+                frontend.cancel(answer)
+        # The prompts of admitted requests stay charged.
+        before, level = level, frontend.limits._buckets["acme", "tokens"]._level
+        assert before - 4 * len(ASKED.token_ids or ()) <= level <= before

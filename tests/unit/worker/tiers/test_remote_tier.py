@@ -463,3 +463,52 @@ async def test_what_waits_is_read_from_memory(monkeypatch: pytest.MonkeyPatch) -
         (found,) = await tier.tier.read([block.key])
         assert isinstance(found, StoredBlock)
         assert found.copy is block.copy
+
+
+async def test_a_put_whose_connection_is_closed_does_not_end_the_writing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC then cancels the call, as if the worker ended."""
+    began, put = asyncio.Event(), store_link.store_put
+
+    async def slow(*arguments: Any) -> int:
+        if not began.is_set():
+            began.set()
+            raise asyncio.CancelledError
+        return await put(*arguments)
+
+    monkeypatch.setattr(store_link, "store_put", slow)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        tier.tier.offer(stored(0))
+        await began.wait()
+        await until(lambda: tier.tier.counts.errors)
+        await tier.opened()
+        await tier.put(*map(stored, NUMBERS))
+        await all_come_back(tier)
+
+
+async def test_a_block_that_comes_into_doubt_while_it_is_put_is_put_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on, put = asyncio.Event(), asyncio.Event(), store_link.store_put
+
+    async def slow(*arguments: Any) -> int:
+        began.set()
+        await goes_on.wait()
+        return await put(*arguments)
+
+    monkeypatch.setattr(store_link, "store_put", slow)
+    wrong = StoredBlock(key(1), stored(2).copy)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        tier.tier.offer(wrong)
+        await began.wait()
+        tier.tier.forget(key(1))
+        tier.tier.offer(stored(1))
+        goes_on.set()
+        await until(lambda: tier.tier.counts.stored == 2)
+        async with remote(address) as other:
+            await other.opened()
+            assert await other.tier.probe([key(1)]) == 1
+            assert await other.read(1) == [contents(1)]

@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 from simulation.toy_engine import answer
+from support.stores import BLOCK_BYTES, LAYOUT, contents, key, stored, until
 from support.toy_client import PARAMS, ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
 
+from kvrelay.clock import MonotonicClock
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.tiers import disk_tier, tier_fetcher
 from kvrelay.worker.tiers.slot_folder import SlotFolder
+from kvrelay.worker.tiers.tier import StoredBlock
 from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker_messages import Abort, RunLocal
 
@@ -374,3 +377,33 @@ async def test_a_file_that_cannot_be_read_is_stored_anew(
             pytest.fail("the block is not stored again")
         assert (await one.tier()).error == os.strerror(errno.EIO)
         await books_are_right(running)
+
+
+async def test_a_block_that_comes_into_doubt_while_it_is_written_is_written_again(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    began = threading.Event()
+
+    class Slow(SlotFolder):
+        def write(self, *arguments: Any) -> Any:
+            began.set()
+            assert gate.wait(60)
+            return super().write(*arguments)
+
+    folder = Slow(tmp_path / "kv", LAYOUT, BLOCK_BYTES)
+    tier = disk_tier.DiskTier(folder, 2**20, BLOCK_BYTES, MonotonicClock())
+    running = asyncio.create_task(tier.run())
+    try:
+        await until(lambda: tier.works)
+        tier.offer(StoredBlock(key(1), stored(2).copy))
+        await asyncio.to_thread(began.wait, 60)
+        tier.forget(key(1))
+        tier.offer(stored(1))
+        gate.set()
+        await until(lambda: not tier._waiting and not tier._doomed)
+        (found,) = await tier.read([key(1)])
+        assert found.copy.data.tobytes() == contents(1)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await tier.close()
