@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fuzz.spoil import NUMBERS, TEXTS, garbled, text
+from fuzz.spoil import FLOATS, NUMBERS, TEXTS, garbled, text
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -82,7 +82,7 @@ def _scalar(draw: random.Random, field: FieldDescriptor) -> Any:
         return min(most, max(least, draw.choice([*_WHOLE, draw.randrange(-5, 400)])))
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
-            return float(draw.choice(NUMBERS))
+            return float(draw.choice(FLOATS))
         case FieldDescriptor.CPPTYPE_BOOL:
             return draw.random() < 0.5
         case _ if field.type == FieldDescriptor.TYPE_BYTES:

@@ -33,6 +33,8 @@ NUMBERS = (
     *(10**400, -(10**400)),
     *(10**30, 0.5, -0.0, 5e-324, 1e308, -1e308, math.nan, math.inf, -math.inf),
 )
+# Those that a float holds.
+FLOATS = tuple(one for one in NUMBERS if isinstance(one, float) or abs(one) < 10**300)
 TEXTS = (
     *(
         "",
@@ -154,7 +156,7 @@ def _changed(draw: random.Random, tree: Tree, words: Sequence[str]) -> Tree:
     if isinstance(tree, str) and draw.random() < 0.5:
         return text(draw, tree, words)
     if isinstance(tree, int | float) and not isinstance(tree, bool) and draw.random() < 0.5:
-        return draw.choice([tree + 1, tree - 1, -tree, tree * 1000, tree / 3, str(tree), *NUMBERS])
+        return draw.choice([tree + 1, tree - 1, -tree, tree * 1000, tree // 3, str(tree), *NUMBERS])
     return draw.choice(words) if words and draw.random() < 0.2 else value(draw)
 
 
