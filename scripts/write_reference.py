@@ -367,7 +367,12 @@ cannot be served.
 - `retry-after` carries the retry delay in whole seconds, rounded up.
 - A 401 has `www-authenticate: Bearer`.
 - A 501 has `x-should-retry: false`, because OpenAI's clients retry after every 5xx.
-- Every response has `x-request-id`.
+- Every response has `x-request-id`, the client's own if the request had a valid one. Exceptions are
+  the files of the status page, and requests that are refused before they are read: 400, 408, 431,
+  501, 503 and 505 with `connection: close`.
+- Some errors are HTTP's own and have no code above: 405 for a method that a path does not have, 408
+  for a request that does not arrive in time, 413 for a body over 4 MiB or in many small chunks, 415
+  for a compressed body, 431 for too many headers, 505 for another version than HTTP/1.0 and 1.1.
 - Errors of `/v1/messages` and below have Anthropic's shape instead ([HTTP API](http-api.md)): 503
   becomes 529, 501 becomes 400, and the id is also in `request-id` and in the body.
 

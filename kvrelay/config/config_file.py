@@ -351,7 +351,9 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
         case "finite_number":
             text = "must be a finite number"
         case "too_long":
-            return f"has {context['actual_length']} entries; allowed are {context['max_length']}"
+            # pydantic does not count a mapping to its end.
+            number = context["actual_length"] or f"over {context['max_length']}"
+            return f"has {number} entries; allowed are {context['max_length']}"
         case "missing":
             return f"is missing; the keys here are {', '.join(_keys_at(kind, error['loc'][:-1]))}"
         case "model_type":

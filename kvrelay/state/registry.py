@@ -167,9 +167,20 @@ class Registry(RegistryValues):
         worker has an entry of a later epoch.
         """
         entry = encoded(info)
-        keys = (self._keys.worker + info.worker_id, self._keys.epoch, self._keys.term)
+        keys = self._keys
         newer = await self._call(
-            "EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, millis(ttl_s), info.term
+            "EVAL",
+            scripts.PUBLISH_WORKER,
+            4,
+            keys.worker + info.worker_id,
+            keys.epoch,
+            keys.term,
+            keys.names,
+            info.epoch,
+            entry,
+            millis(ttl_s),
+            info.term,
+            *keys.role_and_number(info.worker_id),
         )
         if newer:
             raise FailedPrecondition(

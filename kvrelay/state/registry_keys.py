@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from kvrelay.config.redis_url import DEFAULT_NAMESPACE, MODEL_MARK
+from kvrelay.types.workers import Role
 
 
 class RegistryKeys:
@@ -38,3 +41,12 @@ class RegistryKeys:
         the same name.
         """
         return f"{self.worker_prefix}{stem}-{number}"
+
+    def role_and_number(self, worker_id: str) -> tuple[str, int]:
+        """Returns what the name of a worker was made of. The role is empty for a name with a tag,
+        and for other names.
+        """
+        stem, _, number = worker_id.removeprefix(self.worker_prefix).rpartition("-")
+        # Redis counts whole numbers of 15 digits exactly.
+        is_number = number.isascii() and number.isdecimal() and len(number) <= 15
+        return (stem, int(number)) if stem in get_args(Role) and is_number else ("", 0)

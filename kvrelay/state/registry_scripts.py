@@ -10,9 +10,10 @@ local function number(value)
 end
 """
 
-# KEYS: worker entry, epoch counter, term counter. ARGV: epoch, entry, ttl in ms, the term in which
-# the worker was started. Returns the later epoch that blocks the write, or nil. The epochs and
-# terms of live workers raise the counters, so that numbers stay unique after Redis has lost the
+# KEYS: worker entry, epoch counter, term counter, next numbers. ARGV: epoch, entry, ttl in ms, the
+# term in which the worker was started, then role and number of its name; the role is empty for a
+# name without a role. Returns the later epoch that blocks the write, or nil. The epochs, terms and
+# names of live workers raise the counters, so that they stay unique after Redis has lost the
 # counters.
 PUBLISH_WORKER = (
     _NUMBER
@@ -30,6 +31,9 @@ if number(redis.pcall('GET', KEYS[2])) < number(ARGV[1]) then
 end
 if number(redis.pcall('GET', KEYS[3])) < number(ARGV[4]) then
   redis.call('SET', KEYS[3], ARGV[4])
+end
+if ARGV[5] ~= '' and number(redis.pcall('HGET', KEYS[4], ARGV[5])) <= number(ARGV[6]) then
+  redis.pcall('HSET', KEYS[4], ARGV[5], string.format('%d', number(ARGV[6]) + 1))
 end
 """
 )

@@ -162,10 +162,13 @@ class Store:
         entry: bytes,
         counter: bytes,
         terms: bytes,
+        names: bytes,
         epoch: bytes,
         value: bytes,
         millis: bytes,
         term: bytes,
+        role: bytes,
+        number: bytes,
         now: float,
     ) -> Any:
         old = self._epoch_of(entry)
@@ -176,6 +179,9 @@ class Store:
             self.values[counter] = epoch
         if _number(self.values.get(terms)) < int(term):
             self.values[terms] = term
+        table = self.values.setdefault(names, {}) if role else None
+        if isinstance(table, dict) and _number(table.get(role)) <= int(number):
+            table[role] = str(int(number) + 1).encode()
         return None
 
     def _next_epoch(

@@ -61,14 +61,17 @@ def _command(rng: random.Random) -> tuple[str | int, ...]:
             (
                 "EVAL",
                 scripts.PUBLISH_WORKER,
-                3,
+                4,
                 key,
                 "kvrelay:epoch",
                 leader[1],
+                "kvrelay:names",
                 epoch,
                 _entry(name, epoch),
                 ttl,
                 token,
+                rng.choice(("", "prefill", "decode")),
+                rng.randrange(6),
             ),
             (
                 "EVAL",

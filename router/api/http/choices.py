@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -105,7 +105,7 @@ class Choices:
             if isinstance(error, KvRelayError):
                 several = len(completion.requests) > completion.n
                 prompt = f"prompt[{len(streams) // completion.n}]" if several else "prompt"
-                _name_as_sent(error, prompt, completion.guidance_field)
+                _name_as_sent(error, {"token_ids": prompt, **completion.names})
             raise
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class Choices:
         except InvalidArgument as error:
             if error.field is None and "guidance" in error.message.partition(":")[0]:
                 error.field = "guidance"
-            _name_as_sent(error, "prompt", self.completion.guidance_field)
+            _name_as_sent(error, {"token_ids": "prompt", **self.completion.names})
             raise
 
     async def _logprobs(self, index: int, response: GenerateResponse) -> LogprobsText:
@@ -290,16 +290,13 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
             )
 
 
-def _name_as_sent(error: KvRelayError, prompt: str, guidance_field: str) -> None:
+def _name_as_sent(error: KvRelayError, names: Mapping[str, str]) -> None:
     """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon may be
-    the client's own. prompt: the name of the prompt, which may be one of several.
+    the client's own.
     """
-    names = {"token_ids": prompt, "prompt_logprobs": "logprobs"}
-    if guidance_field:
-        names["guidance"] = guidance_field
+    names = {name: sent for name, sent in names.items() if sent}
     own, colon, rest = error.message.partition(": ")
-    for name, sent in names.items():
-        own = re.sub(rf"\b{name}\b", sent, own)
-    error.message = own + colon + rest
+    words = "|".join(names)
+    error.message = re.sub(rf"\b({words})\b", lambda one: names[one[0]], own) + colon + rest
     if error.field is not None:
         error.field = names.get(error.field, error.field).partition("[")[0]

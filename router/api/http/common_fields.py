@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 
 # pydantic needs this one for Python 3.11.
 from typing_extensions import TypedDict
@@ -51,6 +51,7 @@ def _milliseconds(says: str) -> Any:
     return Field(gt=0, le=validation.MAX_SLO_MS, allow_inf_nan=False, description=says)
 
 
+@with_config(ConfigDict(extra="forbid"))
 class SloOptions(TypedDict):
     """Latencies to aim for, in milliseconds."""
 

@@ -39,8 +39,9 @@ class Completion:
     chat_options: ChatOptions = WITHOUT_TOOLS
     # A thinking budget that has no effect on a model whose thinking cannot be ended.
     thinking_tokens: int | None = None
-    # The field that gave the grammar of the answer.
-    guidance_field: str = ""
+    # Names of fields in the HTTP request, by kvrelay's names for them. "guidance" is the field that
+    # gave the grammar of the answer, or empty.
+    names: Mapping[str, str] = field(default_factory=dict)
     # Whether max_tokens may be more than the context holds, and is cut then.
     cut_to_context: bool = False
     # Members of the request that the dialect's answer repeats.

@@ -32,6 +32,8 @@ ANTHROPIC = "/v1/messages"
 _MAX_PATH = 100
 _MAX_METHOD = 20
 
+_MORE_TIME = "the operator may raise router.default_deadline_s"
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 log = get_logger("router.http")
@@ -85,6 +87,9 @@ def error_response(error: KvRelayError, path: str, request_id: str) -> Response:
     """Returns the HTTP response for the error of a request for the path, with its status and
     headers.
     """
+    if error.code is Code.DEADLINE_EXCEEDED:
+        # HTTP requests have no deadline of their own.
+        error.message = error.message.replace("send a later deadline", _MORE_TIME)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -106,12 +111,23 @@ async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         error = HTTPException(error.status_code, _no_route(request, error), error.headers)
+    request_id = getattr(request.state, "request_id", "") or _given_id(request)
     if is_anthropic(request.scope["path"]):
-        request_id = getattr(request.state, "request_id", "") or new_request_id()
         body = anthropic_errors.http_error_body(error, request_id)
     else:
         body = openai_errors.http_error_body(error)
-    return _json(body, error.status_code, error.headers)
+    headers = {**(error.headers or {}), "x-request-id": request_id}
+    return _json(body, error.status_code, headers)
+
+
+def _given_id(request: Request) -> str:
+    """Returns the client's id of the request if it is valid, and a new one if not."""
+    given = request.headers.get("x-request-id", "")
+    try:
+        check_request_id(given)
+    except KvRelayError:
+        return new_request_id()
+    return given or new_request_id()
 
 
 def _no_route(request: Request, error: HTTPException) -> str:

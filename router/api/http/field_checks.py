@@ -135,7 +135,10 @@ def _refusal(error: ValidationError) -> KvRelayError:
     if wrong["type"] == "missing":
         value = "missing"
     elif wrong["type"].startswith("too_"):
-        value, told = f"a list of {len(wrong['input'])}", told.partition(", not ")[0]
+        given = wrong["input"]
+        kind_of = "an object" if isinstance(given, Mapping) else "a list"
+        value, told = f"{kind_of} of {len(given)}", told.partition(", not ")[0]
+        told = told.replace("Dictionary should", "it must")
     # Another type of a part or tool is known to the client's API, and not here. No API has a type
     # that is no identifier.
     foreign = (

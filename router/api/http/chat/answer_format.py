@@ -47,7 +47,7 @@ class AnswerFormat:
             completion = completion.with_sampling(thinking_token_budget=completion.thinking_tokens)
         guidance = completion.requests[0].sampling.guidance
         if use is not None and use.mode == "auto" and guidance is not None:
-            widened = self._with_calls(guidance, use, completion.guidance_field)
+            widened = self._with_calls(guidance, use, completion.names.get("guidance", ""))
             completion = completion.with_sampling(guidance=widened)
         return replace(completion, chat_options=options)
 

@@ -250,6 +250,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Starts the request. A request of HTTP/1.1 names its host once (RFC 9112, 3.2)."""
         self._head_bytes = 0
+        # The last piece may hold the end of a large head, and what follows it.
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise _Refused(431)
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise _Refused(505)

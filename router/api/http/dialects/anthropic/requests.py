@@ -90,7 +90,7 @@ def parse_messages(body: Json, request_id: str = "") -> Completion:
         stream=request.stream or False,
         tool_use=use,
         chat_options=_chat_options(request),
-        guidance_field=field,
+        names={"stop": "stop_sequences", "guidance": field},
         cut_to_context=True,
         thinking_tokens=_thinking_tokens(request),
     )

@@ -44,7 +44,9 @@ def _bias_keys(value: object) -> object:
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_LOGIT_BIAS:
-        raise PydanticCustomError("entries", f"it must have at most {MAX_LOGIT_BIAS} entries")
+        raise PydanticCustomError(
+            "entries", f"it must have at most {MAX_LOGIT_BIAS} entries, not {len(value)}"
+        )
     for one in value:
         if not (one.isascii() and one.isdecimal() and len(one) <= 10):
             told = {"key": json.dumps(one[:60], ensure_ascii=False)}

@@ -90,7 +90,7 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
     if request.echo:
         sampling = replace(sampling, prompt_logprobs=request.logprobs)
     completion = _completion(request, sampling, sources, n, request_id)
-    return replace(completion, guidance_field=field)
+    return replace(completion, names={"prompt_logprobs": "logprobs", "guidance": field})
 
 
 def parse_chat(body: Json, request_id: str = "") -> Completion:
@@ -100,11 +100,14 @@ def parse_chat(body: Json, request_id: str = "") -> Completion:
     request = validated(ChatRequest, body, _OTHERS)
     if request.top_logprobs and not request.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs: true", field="top_logprobs")
-    limit = request.max_completion_tokens
-    limit = request.max_tokens if limit is None else limit
+    names = {"logprobs": "top_logprobs"}
+    limit = request.max_tokens
+    if request.max_completion_tokens is not None:
+        limit = request.max_completion_tokens
+        names["max_tokens"] = "max_completion_tokens"
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     tool_use = tool_use_of(request.tools, request.tool_choice, request.parallel_tool_calls)
-    field, guidance = _guidance(request, tool_use)
+    names["guidance"], guidance = _guidance(request, tool_use)
     sampling = _sampling(request, limit, logprobs, guidance)
     source = {"messages": chat_messages(request.messages)}
     n = _choices_per_prompt(request.n, 1)
@@ -115,7 +118,7 @@ def parse_chat(body: Json, request_id: str = "") -> Completion:
         chat_options=ChatOptions(
             template_kwargs=template_kwargs(request.chat_template_kwargs, request.reasoning_effort)
         ),
-        guidance_field=field,
+        names=names,
     )
 
 

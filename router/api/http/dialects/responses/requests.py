@@ -81,7 +81,12 @@ def parse_response(body: Json, request_id: str = "") -> Completion:
         chat_options=ChatOptions(
             template_kwargs=template_kwargs(request.chat_template_kwargs, effort)
         ),
-        guidance_field=field,
+        names={
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "logprobs": "top_logprobs",
+            "guidance": field,
+        },
         cut_to_context=True,
         repeated=_repeated(request),
     )

@@ -14,7 +14,11 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from router.api.http.connections import connection as http_connection
-from router.api.http.connections.connection import MAX_UNPARSED, BoundedProtocol
+from router.api.http.connections.connection import (
+    MAX_HEAD_BYTES,
+    MAX_UNPARSED,
+    BoundedProtocol,
+)
 from router.api.http.connections.read_turns import ReadTurns
 
 
@@ -191,6 +195,21 @@ async def test_a_request_is_answered(name: str) -> None:
     if name in ("get", "absolute"):
         assert (body["path"], body["query"]) == ("/a", "b=c")
         assert body["headers"] == [["host", "a" if name == "get" else "u"]]
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD_BYTES - 200, MAX_HEAD_BYTES + 1, MAX_HEAD_BYTES + 700])
+async def test_the_bound_of_a_head_does_not_depend_on_its_cuts(size: int) -> None:
+    head = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * size + b"\r\n\r\n"
+    found = []
+    for cut in (len(head), 1, 1000, 2048, MAX_HEAD_BYTES - 100, len(head) - 1):
+        protocol, transport = connected()
+        for part in filter(None, (head[:cut], head[cut:])):
+            protocol.data_received(part)
+            await settled(protocol, transport)
+        (answer,) = told(transport.written)
+        found.append("error" in answer)
+        protocol.connection_lost(None)
+    assert found == [size > MAX_HEAD_BYTES] * len(found)
 
 
 @settings(deadline=None, max_examples=150)

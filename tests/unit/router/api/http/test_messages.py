@@ -142,7 +142,7 @@ def test_the_format_of_the_answer(field: str) -> None:
     completion = parse_messages(BODY | {field: value})
     guidance = completion.requests[0].sampling.guidance
     assert guidance is not None
-    assert (guidance.source, completion.guidance_field) == ('{"type": "object"}', field)
+    assert (guidance.source, completion.names["guidance"]) == ('{"type": "object"}', field)
 
 
 def block(*blocks: Any, role: str = "user") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kvrelay import sampling_limits
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from router.api.http.connections.sending import EventStream
 from router.api.http.dialects.openai.requests import parse_completion
+from router.api.http.dialects.responses.requests import LOGPROBS
 from router.frontend.tokenization import Text
 
 PROMPT = list(range(10, 50))
@@ -280,9 +281,35 @@ async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
     assert (
         await http.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})
     ).status_code == 415
-    assert (await http.get("/v1/completions")).status_code == 405
-    missing = await http.get("/no/such/path")
+    wrong = await http.get("/v1/completions", headers={"x-request-id": "mine"})
+    assert (wrong.status_code, wrong.headers["x-request-id"]) == (405, "mine")
+    missing = await http.get("/no/such/path", headers={"x-request-id": "é".encode()})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
+    assert missing.headers["x-request-id"].isalnum()
+
+
+_CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "param"),
+    [
+        ("chat/completions", _CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat/completions", _CHAT | {"max_completion_tokens": 9999}, "max_completion_tokens"),
+        ("chat/completions", _CHAT | {"max_tokens": 9999}, "max_tokens"),
+        ("responses", {"input": "x" * 20_000}, "input"),
+        ("responses", {"input": "x", "include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
+        ("responses", {"input": "x", "metadata": dict.fromkeys(map(str, range(17)))}, "metadata"),
+        ("completions", {"prompt": "x", "slo": {"ttft": 1}}, "slo"),
+    ],
+)
+async def test_errors_name_the_field_of_the_dialect(
+    http: httpx.AsyncClient, path: str, request_: dict[str, Any], param: str
+) -> None:
+    response = await http.post(f"/v1/{path}", json=request_)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["message"].startswith(param), error
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_completion_in_full() -> None:
             "repetition_penalty": 1.1, "stop_token_ids": [4], "return_token_ids": True,
             "priority": 2,
             "request_id": "mine", "cache_salt": "a user's",
-            "slo": {"ttft_ms": 500, "itl_ms": None, "other": 1},
+            "slo": {"ttft_ms": 500, "itl_ms": None},
         }
     )  # fmt: skip
     (request,) = completion.requests
