@@ -124,6 +124,10 @@ class DraftModelProposer:
             return ()
         return kv.draft[:limit]
 
+    def pause(self, sequence: Sequence) -> None:
+        """Releases the KV of a sequence."""
+        self.forget(sequence)
+
     def forget(self, sequence: Sequence) -> None:
         """Releases the KV of a sequence. Passes that still write it end before the blocks are given
         to another sequence, since passes run one after another.

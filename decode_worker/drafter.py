@@ -51,8 +51,13 @@ class Drafter:
         self._drafted[sequence].draft = draft
         return draft
 
+    def pause(self, sequence: Sequence) -> None:
+        """Releases the memory of a preempted sequence."""
+        self._drafted.pop(sequence, None)
+        self._proposer.pause(sequence)
+
     def forget(self, sequence: Sequence) -> None:
-        """Drops the state of an ended or preempted sequence."""
+        """Drops the state of an ended sequence."""
         self._drafted.pop(sequence, None)
         self._proposer.forget(sequence)
 

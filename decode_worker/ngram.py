@@ -74,6 +74,10 @@ class NgramProposer:
             self._indexes[sequence] = NgramIndex(self._min_ngram, self._max_ngram)
         return self._indexes[sequence].propose(sequence.tokens, limit)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Drops the index of a sequence."""
+        self.forget(sequence)
+
     def forget(self, sequence: Sequence) -> None:
         """Drops the index of a sequence."""
         self._indexes.pop(sequence, None)

@@ -36,8 +36,12 @@ class Proposer(Protocol):
         """Up to `limit` tokens, at least 1, that may follow the sequence's tokens."""
         ...
 
+    def pause(self, sequence: Sequence) -> None:
+        """Releases the memory of a sequence that was preempted and continues later."""
+        ...
+
     def forget(self, sequence: Sequence) -> None:
-        """Releases what is kept for a sequence that has ended or was preempted."""
+        """Releases what is kept for a sequence that has ended."""
         ...
 
     def check_integrity(self, sequences: int) -> None:

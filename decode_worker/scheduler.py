@@ -196,7 +196,7 @@ class DecodeScheduler(Scheduler):
         victim = self._active.pop(place)
         victim.drop_blocks(self._cache)
         if self._drafter is not None:
-            self._drafter.forget(victim)
+            self._drafter.pause(victim)
         self.add(victim)
         self.preemptions += 1
         return place

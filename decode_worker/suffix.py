@@ -116,6 +116,9 @@ class SuffixProposer:
         self._add(sequence)
         return self._index.propose(_group(sequence), sequence.tokens, limit)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Keeps how far the sequence is indexed, so that its text is not added twice."""
+
     def forget(self, sequence: Sequence) -> None:
         """Stops following a sequence. Its text stays in the index of texts."""
         if sequence in self._indexed:

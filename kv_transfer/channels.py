@@ -17,7 +17,7 @@ _PING_MS = 2_000
 _MAX_OPEN = 256
 # Calls on the connection of a peer that was not called for the longest time end within this time.
 # In seconds.
-_GRACE_S = 60.0
+GRACE_S = 60.0
 # Room for a frame's numbers of its blocks, in bytes.
 _NUMBERS_BYTES = 256 * 2**10
 
@@ -70,7 +70,7 @@ class Channels:
         self._open[address] = channel
         while len(self._open) > _MAX_OPEN:
             oldest = next(iter(self._open))
-            self._retire(self._open.pop(oldest), _GRACE_S)
+            self._retire(self._open.pop(oldest), GRACE_S)
         return channel
 
     def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
@@ -86,7 +86,7 @@ class Channels:
         the certificate changes quickly.
         """
         for channel in self._outdated:
-            self._retire(channel, _GRACE_S)
+            self._retire(channel, GRACE_S)
         self._outdated = list(self._open.values())
         self._open.clear()
 

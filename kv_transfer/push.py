@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.plan import Layers
+from kv_transfer.channels import GRACE_S
 from kv_transfer.push_call import PushCall
 from kv_transfer.push_frames import PushFrames, Run
 from kv_transfer.retry_policy import PushAttempt, RetryPolicy
@@ -205,7 +206,8 @@ class Push:
             await call.open(frame_to_bytes(opening))
             yield call
         except Unavailable:
-            channels.retire(address, channel, self._sender.timeout_s)
+            # Other pushes on the channel last as long as the prefill of their prompts.
+            channels.retire(address, channel, GRACE_S)
             if call.is_over:
                 await call.receipt()
             raise

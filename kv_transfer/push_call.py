@@ -15,6 +15,8 @@ from kvrelay.wire.transfer import KvReceipt, kv_push, receipt_from_proto
 # grpc.aio's own status when the call ends during a write. It can precede the peer's status or
 # replace it.
 _INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+# grpc.aio's status of the calls of a channel that is closed.
+_CLOSED_CHANNEL = (grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
 # Initial metadata of a receiver that accepts a push. A refusal has none.
 ACCEPTED = (("kvrelay-push", "accepted"),)
 # The status of a refusal follows its metadata within this time. A push to a receiver of an earlier
@@ -34,6 +36,7 @@ class PushCall:
         self._call = kv_push(channel)()
         # The write that `write_behind` started.
         self._writing: asyncio.Future[None] | None = None
+        self._is_closed = False
         self._outcome = asyncio.ensure_future(self._wait_for_outcome())
 
     @property
@@ -77,6 +80,7 @@ class PushCall:
 
     async def close(self) -> None:
         """Cancels the call if it is not over."""
+        self._is_closed = True
         self._call.cancel()
         if self._writing is not None:
             await asyncio.wait({self._writing})
@@ -102,6 +106,8 @@ class PushCall:
             return receipt_from_proto(await self._call)
         if (status.code(), status.details()) == _INTERRUPTED_WRITE:
             raise Unavailable(f"{self._address} ended the push while a frame was being sent")
+        if not self._is_closed and (status.code(), status.details()) == _CLOSED_CHANNEL:
+            raise Unavailable(f"the connection to {self._address} was closed during the push")
         raise error_from_rpc(status, self._address)
 
     async def _status(self) -> grpc.aio.AioRpcError:

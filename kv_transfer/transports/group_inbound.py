@@ -36,6 +36,9 @@ class ReceiverGroups:
         except BaseException:
             group.close()
             raise
+        if (other := self._idle.pop(rendezvous, None)) is not None:
+            # Two pushes named one group.
+            other.close()
         self._idle[rendezvous] = group
         if len(self._idle) > MAX_IDLE:
             self._idle.popitem(last=False)[1].close()

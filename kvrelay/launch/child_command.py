@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import IO
 
 from kvrelay.errors import ConfigError, KvRelayError, Unavailable
-from kvrelay.process.child import REASON_FILE, bound_to_parent, family, send_signal
+from kvrelay.process.child import (
+    REASON_FILE,
+    bound_to_parent,
+    family,
+    send_signal,
+    signal_name,
+)
 from kvrelay.process.telemetry import get_logger
 
 _BAD_USAGE = 2
@@ -81,7 +87,7 @@ class ChildCommand:
         return Unavailable(
             reason
             or (
-                f"the {self.name} was ended by {signal.Signals(-code).name}"
+                f"the {self.name} was ended by {signal_name(-code)}"
                 if code < 0
                 else f"the {self.name} ended though nobody asked it to"
                 if code == 0

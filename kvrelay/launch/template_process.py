@@ -19,6 +19,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.launch.forked_worker import settings_from_json
 from kvrelay.launch.orphans import Orphans
 from kvrelay.launch.pool_switch import Roles
+from kvrelay.process.child import signal_name
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.worker.runtime.settings import WorkerSettings
 
@@ -62,7 +63,7 @@ def _reap(*_: object) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             if os.WIFSIGNALED(status):
-                name = signal.Signals(os.WTERMSIG(status)).name
+                name = signal_name(os.WTERMSIG(status))
                 log.warning("worker_killed", pid=pid, signal=name)
 
 

@@ -100,3 +100,11 @@ def command_of(pid: int) -> str:
     except FileNotFoundError:
         return ""
     return "" if rest.split()[0] == "Z" else name
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal. Python has none for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -27,6 +27,15 @@ class LogWriter:
         self._writing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        # A fork copies the lock as it is, and not the thread that would release it.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._changed = threading.Condition()
+        self._thread = None
+        self._writing = False
+        # The parent writes them.
+        self._lines.clear()
 
     def info(self, line: str) -> None:
         """Queues a line without blocking. Drops the line if the queue is full."""

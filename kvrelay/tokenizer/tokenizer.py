@@ -47,8 +47,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        # Token id -> characters of its text.
-        self._lengths: dict[int, int] = {}
+        # Token id -> its text.
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, model_folder: str | Path) -> Tokenizer:
@@ -155,14 +155,14 @@ class Tokenizer:
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return encoding.ids if len(encoding) <= most else len(encoding)
 
-    def length_of(self, ids: Sequence[int]) -> int:
-        """Returns the number of characters in the text of the ids."""
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids like `decode`, faster for a single id."""
         if len(ids) != 1:
-            return len(self.decode(ids))
-        length = self._lengths.get(ids[0])
-        if length is None:
-            length = self._lengths[ids[0]] = len(self.decode(ids))
-        return length
+            return self.decode(ids)
+        text = self._texts.get(ids[0])
+        if text is None:
+            text = self._texts[ids[0]] = self.decode(ids)
+        return text
 
     def spell(self, ids: Iterable[int]) -> list[str]:
         """Returns each token as the vocabulary spells it, with its marks for spaces and bytes.
@@ -336,7 +336,8 @@ class _Detokenizer:
         # Tokens.
         self._context = len(self._window)
         text = tokenizer.decode(self._window)
-        # Characters of the window's text.
+        # Text of the context, and its characters that are shown.
+        self._shown_text = text
         self._shown = len(text)
         # Texts of the prompt and of its beginnings, if the prompt may end with part of a character.
         self._beginnings: list[str] = []
@@ -370,6 +371,10 @@ class _Detokenizer:
         if self._beginnings:
             same = (one for one in self._beginnings if text.startswith(one))
             self._shown = len(next(same, ""))
+        elif not text.startswith(self._shown_text):
+            # Decoders of bytes show a run of bytes as U+FFFD if one of them is invalid: those of
+            # the context, too.
+            text = self._shown_text + self._tokenizer.decode(self._window[self._context :])
         return text
 
     def _show(self, text: str) -> str:
@@ -378,7 +383,8 @@ class _Detokenizer:
         if not self._beginnings:
             self._window = self._window[self._context :]
         self._context = len(self._window)
-        self._shown = self._tokenizer.length_of(self._window)
+        self._shown_text = self._tokenizer.text_of(self._window)
+        self._shown = len(self._shown_text)
         self._beginnings = []
         return piece
 

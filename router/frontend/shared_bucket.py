@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from router.frontend.rate_limits import Bucket
 
 # Level, time of the level, allowance of a minute.
 _STATE = struct.Struct("<ddq")
+
+# Time in which a process gets the lock, in seconds. The event loop waits for it.
+_LOCK_S = 0.002
 
 log = get_logger("router.limits")
 
@@ -31,7 +35,8 @@ class SharedBucket(Bucket):
     """A bucket whose state is in a file. The processes have the same clock and lock the file for
     some microseconds. A process that ends leaves the lock to the others.
 
-    Without space for the file, each process counts for itself.
+    Without space for the file, each process counts for itself. It also does while a process that
+    has the lock is frozen.
     """
 
     def __init__(self, path: Path, per_minute: int, now: float) -> None:
@@ -87,11 +92,30 @@ class SharedBucket(Bucket):
         except OSError as error:
             self._no_longer(error)
             return None
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
-            self._level, self._at, self.per_minute = _STATE.unpack(state)
-        return file
+        try:
+            if _locked(file):
+                if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
+                    self._level, self._at, self.per_minute = _STATE.unpack(state)
+                return file
+        except OSError as error:
+            self._no_longer(error)
+        os.close(file)
+        return None
 
     def _no_longer(self, error: OSError) -> None:
         log.warning("limit_not_shared", file=str(self._path), reason=error.strerror)
         self._path = None
+
+
+def _locked(file: int) -> bool:
+    """Locks the file. Returns False if another process does not release it. Raises OSError."""
+    until = time.perf_counter() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.perf_counter() > until:
+                return False
+            os.sched_yield()
+        else:
+            return True

@@ -483,4 +483,41 @@ MUTANTS = (
             f"{_ROUTES}/test_dialects.py::test_tokens_of_reasoning_are_those_of_the_responses_that_tell_it",
         ),
     ),
+    Mutant(
+        "the bound of a head does not depend on its cuts",
+        "router/api/http/connections/connection.py",
+        "if sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:",
+        "if False:",
+        (
+            f"{_ROUTES}/test_connection_cuts.py::"
+            "test_the_bound_of_a_head_does_not_depend_on_its_cuts",
+        ),
+    ),
+    Mutant(
+        "a client that leaves while it is admitted gets its tokens back once",
+        "router/frontend/frontend.py",
+        "            if not streams:\n                self.limits",
+        "            if True:\n                self.limits",
+        (
+            "unit/router/frontend/test_frontend.py::"
+            "test_a_client_that_leaves_while_it_is_admitted_gets_its_tokens_back_once",
+        ),
+    ),
+    Mutant(
+        "a panic of a grammar fails its sequence",
+        "kvrelay/worker/guided_starts.py",
+        "except BaseException as error:",
+        "except Exception as error:",
+        (
+            "unit/worker/test_guided_workers.py::"
+            "test_a_grammar_that_fails_in_an_unknown_way_fails_its_sequence_alone",
+        ),
+    ),
+    Mutant(
+        "a name that Redis has lost is not given again",
+        "kvrelay/state/registry_scripts.py",
+        "if ARGV[5] ~= '' and",
+        "if false and",
+        ("unit/state/test_registry.py::test_names_that_redis_has_lost_are_not_given_again",),
+    ),
 )

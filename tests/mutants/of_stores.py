@@ -136,4 +136,18 @@ MUTANTS = (
         "if self.works:",
         (f"{REMOTE}test_a_store_that_answers_all_but_reads_is_skipped_for_longer_each_time",),
     ),
+    Mutant(
+        "a put whose channel was closed does not end the writing",
+        LINK,
+        "if task is not None and task.cancelling():",
+        "if True:",
+        (f"{REMOTE}test_a_put_whose_connection_is_closed_does_not_end_the_writing",),
+    ),
+    Mutant(
+        "a block that came into doubt while it was put is put again",
+        LINK,
+        "if self._waiting.get(identity) is block:",
+        "if identity in self._waiting:",
+        (f"{REMOTE}test_a_block_that_comes_into_doubt_while_it_is_put_is_put_again",),
+    ),
 )

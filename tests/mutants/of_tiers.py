@@ -138,4 +138,14 @@ MUTANTS = (
             "test_answers_of_one_token_tell_how_fast_prompts_are_computed",
         ),
     ),
+    Mutant(
+        "a block that came into doubt while it was written is written again",
+        "kvrelay/worker/tiers/disk_tier.py",
+        "if self._waiting.get(block.key.identity) is block:",
+        "if block.key.identity in self._waiting:",
+        (
+            "unit/worker/tiers/test_tier_faults.py::"
+            "test_a_block_that_comes_into_doubt_while_it_is_written_is_written_again",
+        ),
+    ),
 )

@@ -55,7 +55,11 @@ def completion_logprobs(
         "tokens": [texts[one] for one in token_ids],
         "token_logprobs": [None if one is None else one.logprob for one in logprobs],
         "top_logprobs": [
-            None if one is None else {texts[token_id]: logprob for token_id, logprob in one.top}
+            # The likeliest token of a text stands for it. Tokens that are parts of characters share
+            # one text.
+            None
+            if one is None
+            else {texts[token_id]: logprob for token_id, logprob in reversed(one.top)}
             for one in logprobs
         ],
         "text_offset": list(offsets),

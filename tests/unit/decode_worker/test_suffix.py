@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import takewhile
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_worker.suffix import KEPT_TOKENS, LONGEST_MATCH, PLACES, TextIndex
+from decode_worker.suffix import KEPT_TOKENS, LONGEST_MATCH, PLACES, SuffixProposer, TextIndex
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=4)
 
@@ -96,3 +98,24 @@ def test_old_texts_are_forgotten_and_memory_is_bounded() -> None:
     assert index.propose("", [0, 1000], 2) == ()
     assert len(index._young) + len(index._old) <= 100
     assert KEPT_TOKENS < 2**20
+
+
+class _Text:
+    """A sequence as far as the proposer sees it."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+        self.spec = SimpleNamespace(salt="", adapter="")
+
+
+def test_a_sequence_that_is_preempted_is_indexed_once() -> None:
+    proposer: Any = SuffixProposer(2)
+    proposer.propose(_Text(1, 2, 3, 4, 5, 1, 2, 3, 9), 4)
+    sequence = _Text(7, 1, 2, 8)
+    for _ in range(8):
+        proposer.propose(sequence, 2)
+        proposer.pause(sequence)
+    (places,) = [found for key, found in proposer._index._young.items() if key[1] == (1, 2)]
+    assert sum(text is sequence.tokens for text, _ in places) == 1
+    proposer.forget(sequence)
+    proposer.check_integrity(1)

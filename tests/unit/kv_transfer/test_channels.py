@@ -14,7 +14,7 @@ from kv_transfer.channels import Channels
 async def test_the_connections_of_former_peers_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker of an elastic cluster has an address of its own."""
     monkeypatch.setattr(channels, "_MAX_OPEN", 4)
-    monkeypatch.setattr(channels, "_GRACE_S", 0.0)
+    monkeypatch.setattr(channels, "GRACE_S", 0.0)
     kept = Channels(LAYOUT)
     always = kept.get("127.0.0.1:1")
     former = []

@@ -6,8 +6,13 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+import torch
 from support.listening import listening
-from support.transfer_ends import KEY, MemoryFile, decode_end, sender_of
+from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, sender_of
+
+from kv_transfer.transports.group_inbound import ReceiverGroups
+from kv_transfer.transports.pair_group import PairGroup
 
 
 async def test_the_store_listens_on_the_workers_address_only() -> None:
@@ -23,3 +28,17 @@ async def test_the_store_listens_on_the_workers_address_only() -> None:
         assert "0.0.0.0" in {host for host, _ in listening() - before}, (
             "the look itself would see it"
         )
+
+
+def test_a_group_that_two_pushes_name_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No honest sender does so."""
+    closed: list[PairGroup] = []
+    monkeypatch.setattr(PairGroup, "close", lambda group: closed.append(group))
+    groups = ReceiverGroups("127.0.0.1", 1.0)
+    device = torch.device("cpu")
+    with (
+        groups.lend("gloo", "127.0.0.1:1/x", LAYOUT, device),
+        groups.lend("gloo", "127.0.0.1:1/x", LAYOUT, device),
+    ):
+        pass
+    assert (len(groups._idle), len(closed)) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -166,7 +167,7 @@ async def test_closing_the_sender_ends_its_pushes() -> None:
         await sent(push, LAYOUT.block_bytes)
         await sender.close()
         await ended(push)
-        with pytest.raises(Cancelled):
+        with pytest.raises(Unavailable, match="was closed"):
             await push.commit(1, 8, 0.0)
 
 
@@ -269,3 +270,29 @@ async def test_a_lost_answer_is_asked_for_again() -> None:
             assert (lost, handoff.blocks, len(decode.committed)) == (1, 2, 1)
             assert push.error is None
             assert decode.arena.block(2) == source.block(6)
+
+
+async def test_a_push_whose_connection_is_closed_repeats_its_commit() -> None:
+    """gRPC cancels its call then. It says nothing about the decode worker, which may have taken
+    over.
+    """
+    async with decode_end() as decode, sender_of(MemoryFile(), timeout_s=30.0) as sender:
+        receive, committed = decode.receiver._receive, asyncio.Event()
+
+        async def late(frames: Any, context: Any) -> Any:
+            receipt = await receive(frames, context)
+            if not committed.is_set():
+                committed.set()
+                await asyncio.sleep(3600)
+            return receipt
+
+        decode.receiver._receive = late  # type: ignore[method-assign]
+        target = decode.grant([1, 2, 3])
+        push = sender.open(KEY, target)
+        push.send(0, [5, 6, 7])
+        commit = asyncio.create_task(push.commit(1, 12, 0.0))
+        await committed.wait()
+        channel = sender.channels.get(target.address)
+        sender.channels.retire(target.address, channel, 0)
+        assert (await commit).blocks == 3
+        assert decode.committed

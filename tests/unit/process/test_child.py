@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.process.child import command_of, family, kill, send_signal, stop
+from kvrelay.process.child import command_of, family, kill, send_signal, signal_name, stop
 
 # Of child watchers, from Python 3.12 on
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -93,3 +93,9 @@ def test_a_thread_that_ends_meanwhile_hides_no_child(monkeypatch: pytest.MonkeyP
         assert child.pid in family(os.getpid())
     finally:
         child.communicate("\n")
+
+
+@pytest.mark.parametrize("number", range(1, signal.SIGRTMAX + 1))
+def test_every_signal_has_a_name(number: int) -> None:
+    assert signal_name(number)
+    assert signal_name(signal.SIGKILL) == "SIGKILL"

@@ -122,3 +122,27 @@ def test_a_process_ends_with_its_last_lines_or_without(read: bool) -> None:
         if read:
             assert [json.loads(line)["number"] for line in stderr] == list(range(3000))
         assert process.wait(30) == 0
+
+
+def test_a_process_that_is_forked_while_a_line_is_written_logs() -> None:
+    """The fork copies the lock as it is at that moment."""
+    code = """
+import os, signal
+from kvrelay.process.log_writer import LogWriter
+for _ in range(40):
+    writer = LogWriter()
+    writer.info("parent")
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        writer.info("child")
+        writer.flush(10)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    writer.flush(10)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
+    lines = done.stderr.split()
+    assert (lines.count("parent"), lines.count("child")) == (40, 40)

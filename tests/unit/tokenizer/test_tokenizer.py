@@ -411,3 +411,25 @@ class TestFewestTokens:
     def test_a_text_over_the_bound_is_told_as_a_number(self) -> None:
         assert byte_level().encode_within("b" * 100, 99) == 100
         assert byte_level().encode_within("b" * 100, 100) == byte_level().encode("b" * 100)
+
+
+@given(
+    st.text(st.sampled_from("aé日😀"), max_size=8).map(str.encode),
+    st.lists(st.integers(0, 255), max_size=6).map(bytes),
+    st.data(),
+)
+@example(b"\xf0\x9f\x98\x80\xf0", b"", None)
+def test_bytes_of_a_cut_character_are_shown_once(
+    whole: bytes, rest: bytes, data: st.DataObject | None
+) -> None:
+    """The decoder shows a whole run of bytes as U+FFFD if one of them is invalid, so also
+    characters that were shown before.
+    """
+    cut = len(whole) if data is None else data.draw(st.integers(0, len(whole)))
+    text = whole[:cut].decode(errors="ignore")
+    left = cut - len(text.encode())
+    ids = [_byte(one) for one in whole[:cut]]
+    shown = "".join(pieces(TextStream(sentencepiece_like()), ids))
+    assert shown == text + "\ufffd" * left
+    later = "".join(pieces(TextStream(sentencepiece_like()), ids + [_byte(one) for one in rest]))
+    assert later.startswith(text)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
+import os
 import random
 from functools import partial
 from pathlib import Path
@@ -83,3 +86,27 @@ def test_processes_that_disagree_on_the_limit_admit_no_more_than_the_larger(
 def test_without_its_folder_a_process_counts_for_itself(tmp_path: Path) -> None:
     bucket = SharedBucket(tmp_path / "gone" / "acme", 10, 0.0)
     assert [bucket.take(5, 0.0) == 0.0 for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("call", ["flock", "pread"])
+def test_an_error_of_the_file_leaves_each_process_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    bucket = SharedBucket(tmp_path / "acme", 50, 0.0)
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr({"flock": fcntl, "pread": os}[call], call, fails)
+    assert [bucket.take(30, 0.0) > 0 for _ in range(20)] == [False] + [True] * 19
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_process_that_is_frozen_with_the_lock_holds_nobody_up(tmp_path: Path) -> None:
+    bucket = SharedBucket(tmp_path / "acme", 50, 0.0)
+    with (tmp_path / "acme").open() as frozen:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        assert bucket.take(20, 0.0) == 0
+    # What was taken meanwhile counts for this process until it reads the file again.
+    assert bucket.take(50, 0.0) == 0
+    assert bucket.take(1, 0.0) > 0
