@@ -24,6 +24,10 @@ from router.frontend.answer_parsers.formats import CallSyntax
 MAX_ALTERNATIVES = 4096
 # Beginnings of references to parts of the same schema. LiteLLM omits the # for Anthropic's API.
 _LOCAL = ("#", "/$defs/", "/definitions/")
+# Keywords whose values are the application's, and no schemas.
+_VALUES = ("const", "default", "enum", "examples")
+# Keywords whose values are parts by name.
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 class NamedSchema(TypedDict):
@@ -235,12 +239,18 @@ def _moved(schema: Any, to: str) -> Any:
         return [_moved(one, to) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: to + value[value.startswith("#") :]
-        if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL)
-        else _moved(value, to)
-        for name, value in schema.items()
-    }
+    moved: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL):
+            moved[name] = to + value[value.startswith("#") :]
+        elif name in _VALUES:
+            moved[name] = value
+        elif name in _NAMED and isinstance(value, dict):
+            # The names of parts are no keywords.
+            moved[name] = {part: _moved(one, to) for part, one in value.items()}
+        else:
+            moved[name] = _moved(value, to)
+    return moved
 
 
 def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:

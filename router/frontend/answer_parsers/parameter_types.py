@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
+# JSON's types of Python values.
+_TYPES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+# Most parts of a schema that are looked at.
+_MOST_PARTS = 64
 # How Python writes JSON's literals.
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 
@@ -15,18 +27,21 @@ def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def is_string(schema: object) -> bool:
-    """Whether any text is a string. True for a parameter without a schema."""
-    return not isinstance(schema, Mapping) or set(_types(schema)) == {"string"}
+def is_string(schema: object, whole: object) -> bool:
+    """Whether any text is a string. True for a parameter without a schema. `whole`: the schema of
+    all parameters, to which references refer.
+    """
+    return not isinstance(schema, Mapping) or set(_types(schema, whole)) == {"string"}
 
 
-def value_json(text: str, schema: object) -> str:
-    """Returns the text as JSON. Text that does not fit the schema becomes a string.
+def value_json(text: str, schema: object, whole: object) -> str:
+    """Returns the text as JSON. Text that does not fit the schema becomes a string. `whole`: the
+    schema of all parameters, to which references refer.
 
     If the schema allows strings, all text but "null" is a string. If it names no type, only an
     object and an array are not strings.
     """
-    types = set(_types(schema))
+    types = set(_types(schema, whole))
     value = text.strip()
     value = _LITERALS.get(value, value)
     if "string" in types:
@@ -36,21 +51,44 @@ def value_json(text: str, schema: object) -> str:
     return value if is_json and _is_valid(value) else f'"{escape(text)}"'
 
 
-def _types(schema: object) -> Iterator[str]:
+def _types(schema: object, whole: object) -> Iterator[str]:
     """Yields the types of a schema and of its alternatives."""
-    if not isinstance(schema, Mapping):
-        return
-    alternatives = [
-        alternative
-        for key in ("anyOf", "oneOf")
-        if isinstance(schema.get(key), list)
-        for alternative in schema[key]
-        if isinstance(alternative, Mapping)
-    ]
-    for part in (schema, *alternatives):
+    for part in _parts(schema, whole):
         types = part.get("type")
         names = types if isinstance(types, list) else [types]
         yield from (name for name in names if isinstance(name, str))
+        if types is None:
+            values = part["enum"] if isinstance(part.get("enum"), list) else []
+            values = [part["const"]] if "const" in part else values[:_MOST_PARTS]
+            yield from (_TYPES[type(value)] for value in values)
+
+
+def _parts(schema: object, whole: object) -> Iterator[Mapping[str, Any]]:
+    """Yields a schema, its alternatives, and what they refer to. References may be in a circle."""
+    left = [schema]
+    for _ in range(_MOST_PARTS):
+        if not left:
+            return
+        part = left.pop()
+        if not isinstance(part, Mapping):
+            continue
+        yield part
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(part.get(key), list):
+                left += part[key][:_MOST_PARTS]
+        if isinstance(part.get("$ref"), str):
+            left.append(_referred(part["$ref"], whole))
+
+
+def _referred(reference: str, whole: object) -> object:
+    """Returns the part of the schema that a JSON pointer names; None if there is none."""
+    start, *steps = reference.split("/", _MOST_PARTS)
+    if start != "#":
+        return None
+    for step in steps:
+        name = step.replace("~1", "/").replace("~0", "~")
+        whole = whole.get(name) if isinstance(whole, Mapping) else None
+    return whole
 
 
 def _is_valid(text: str) -> bool:

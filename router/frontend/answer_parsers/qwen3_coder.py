@@ -18,7 +18,7 @@ import re
 from router.frontend.answer_parsers.parameter_types import escape, is_string, value_json
 from router.frontend.answer_parsers.stepped_parser import MarkedParser
 from router.frontend.answer_parsers.text_reader import MarkerSet, Steps
-from router.frontend.answer_parsers.tools import Tools, parameter_schemas, tool_names
+from router.frontend.answer_parsers.tools import Tools, mapping, parameters_of, tool_names
 
 MARKERS = ("<tool_call>", "</tool_call>")
 
@@ -63,7 +63,8 @@ class Qwen3CoderParser(MarkedParser):
         return True
 
     def _arguments(self, name: str) -> Steps[None]:
-        schemas = parameter_schemas(self._tools, name)
+        whole = parameters_of(self._tools, name)
+        schemas = mapping(whole.get("properties"))
         before = "{"
         tag = yield from self._tag()
         while tag == _PARAMETER:
@@ -72,7 +73,7 @@ class Qwen3CoderParser(MarkedParser):
                 break
             self.add_arguments(f'{before}"{escape(key)}": ')
             before = ", "
-            end = yield from self._value(schemas.get(key))
+            end = yield from self._value(schemas.get(key), whole)
             tag = end if end != _PARAMETER_END else (yield from self._tag())
         if tag in _CALL_ENDS:
             self.add_arguments("{}" if before == "{" else "}")
@@ -81,10 +82,10 @@ class Qwen3CoderParser(MarkedParser):
         yield from self.reader.spaces()
         return (yield from self.reader.accept(_PARAMETER, *_CALL_ENDS))
 
-    def _value(self, schema: object) -> Steps[str]:
+    def _value(self, schema: object, whole: object) -> Steps[str]:
         """Adds a value. Returns the marker that ends the value, or "" at the end of the answer."""
         yield from self.reader.accept("\n")
-        if is_string(schema):
+        if is_string(schema, whole):
             self.add_arguments('"')
             end = yield from self.reader.until(
                 _VALUE_END_MARKERS, lambda text: self.add_arguments(escape(text))
@@ -94,5 +95,5 @@ class Qwen3CoderParser(MarkedParser):
             pieces: list[str] = []
             end = yield from self.reader.until(_VALUE_END_MARKERS, pieces.append)
             text = "".join(pieces)
-            self.add_arguments(value_json(text, schema) if end else text)
+            self.add_arguments(value_json(text, schema, whole) if end else text)
         return end.lstrip("\n")

@@ -15,17 +15,18 @@ def tool_names(tools: Tools) -> frozenset[str]:
     return frozenset(str(function.get("name")) for function in _functions(tools))
 
 
-def parameter_schemas(tools: Tools, name: str) -> Mapping[str, Any]:
-    """Returns the JSON schemas of a function's parameters, by key. Empty if there are none."""
+def parameters_of(tools: Tools, name: str) -> Schema:
+    """Returns the JSON schema of a function's parameters. Empty if there is none."""
     for function in _functions(tools):
         if function.get("name") == name:
-            return _mapping(_mapping(function.get("parameters")).get("properties"))
+            return mapping(function.get("parameters"))
     return {}
 
 
 def _functions(tools: Tools) -> list[Mapping[str, Any]]:
-    return [_mapping(tool.get("function")) for tool in tools if tool.get("function")]
+    return [mapping(tool.get("function")) for tool in tools if tool.get("function")]
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """Returns the value, or an empty mapping if it is none."""
     return value if isinstance(value, Mapping) else {}

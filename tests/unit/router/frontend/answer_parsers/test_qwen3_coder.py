@@ -102,6 +102,34 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
 
 
 @pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Level"}, "5", "5"),
+        ({"allOf": [{"$ref": "#/$defs/Level"}], "default": 1}, "5", "5"),
+        ({"anyOf": [{"$ref": "#/$defs/Level"}, {"type": "null"}]}, "None", "null"),
+        ({"$ref": "#/$defs/Name"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Circle"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Missing"}, "5", '"5"'),
+        ({"$ref": "elsewhere"}, "5", '"5"'),
+        ({"$ref": "#/$defs/a~1b"}, "5", "5"),
+        ({"enum": [1, 2]}, "2", "2"),
+        ({"enum": [1, "two"]}, "2", '"2"'),
+        ({"const": True}, "True", "true"),
+    ],
+)
+def test_values_have_the_types_that_references_name(schema: object, text: str, value: str) -> None:
+    """As pydantic writes enumerations and nested models."""
+    given = tool("f", {"p": schema})
+    given["function"]["parameters"]["$defs"] = {
+        "Level": {"type": "integer", "enum": [1, 5]},
+        "Name": {"const": "x"},
+        "Circle": {"anyOf": [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Circle"}]},
+        "a/b": {"type": "number"},
+    }
+    assert parsed("qwen3_coder", xml(text), [given]) == [call("f", f'{{"p": {value}}}')]
+
+
+@pytest.mark.parametrize(
     "definition",
     [
         {},
