@@ -386,8 +386,8 @@ MUTANTS = (
     Mutant(
         "the schema of a tool keeps its own references",
         "router/api/http/structured_output.py",
-        'name: to + value[value.startswith("#") :]',
-        "name: value",
+        'moved[name] = to + value[value.startswith("#") :]',
+        "moved[name] = value",
         ("unit/router/api/http/test_structured_output.py::test_references_of_a_tools_schema_hold",),
     ),
     Mutant(
