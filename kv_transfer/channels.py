@@ -7,6 +7,7 @@ import asyncio
 import grpc
 
 from kv_transfer.transports.grpc import FRAME_BYTES
+from kvrelay.errors import Unavailable
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types.kv_layout import KvLayout
@@ -51,12 +52,16 @@ class Channels:
         self._shown = None if credentials is None else credentials.current()
         self._open: dict[str, grpc.aio.Channel] = {}
         self._outdated: list[grpc.aio.Channel] = []
-        self._retired: set[asyncio.Task[None]] = set()
+        # Tasks that close channels, once their calls have ended.
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        self._is_closed = False
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to the address, opened at the first call and after a change of the
-        certificate.
+        certificate. Raises Unavailable after `close`.
         """
+        if self._is_closed:
+            raise Unavailable("the connections of this worker are closed")
         if (
             self._credentials is not None
             and (current := self._credentials.current()) is not self._shown
@@ -92,13 +97,15 @@ class Channels:
 
     def _retire(self, channel: grpc.aio.Channel, grace: float) -> None:
         task = asyncio.create_task(channel.close(grace))
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)
+        self._retired[task] = channel
+        task.add_done_callback(self._retired.pop)
 
     async def close(self) -> None:
-        """Closes all channels. Their calls fail."""
-        for channel in self._outdated:
-            self._retire(channel, 0)
-        for address, channel in list(self._open.items()):
-            self.retire(address, channel, 0)
-        await asyncio.gather(*self._retired)
+        """Closes all channels. Their calls fail, and so does `get`."""
+        self._is_closed = True
+        channels = [*self._outdated, *self._open.values(), *self._retired.values()]
+        self._open.clear()
+        for task in self._retired:
+            # It waits for the grace of its channel.
+            task.cancel()
+        await asyncio.gather(*(channel.close(0) for channel in channels))

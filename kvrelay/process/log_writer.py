@@ -36,6 +36,7 @@ class LogWriter:
         self._writing = False
         # The parent writes them.
         self._lines.clear()
+        self._dropped = 0
 
     def info(self, line: str) -> None:
         """Queues a line without blocking. Drops the line if the queue is full."""

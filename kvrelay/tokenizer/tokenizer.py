@@ -333,9 +333,15 @@ class _Detokenizer:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._window = list(prompt_ids[-_MAX_WINDOW:])
+        text = tokenizer.decode(self._window)
+        if len(prompt_ids) > _MAX_WINDOW and text.startswith(_REPLACEMENT):
+            # The window may begin within a character.
+            begins = (self._window[cut:] for cut in range(1, _CHARACTER_BYTES))
+            texts = ((tokenizer.decode(one), one) for one in begins)
+            whole = (one for one in texts if not one[0].startswith(_REPLACEMENT))
+            text, self._window = next(whole, (text, self._window))
         # Tokens.
         self._context = len(self._window)
-        text = tokenizer.decode(self._window)
         # Text of the context, and its characters that are shown.
         self._shown_text = text
         self._shown = len(text)

@@ -19,6 +19,7 @@ _STATE = struct.Struct("<ddq")
 
 # Time in which a process gets the lock, in seconds. The event loop waits for it.
 _LOCK_S = 0.002
+_PAUSE_S = 5e-5
 
 log = get_logger("router.limits")
 
@@ -35,8 +36,8 @@ class SharedBucket(Bucket):
     """A bucket whose state is in a file. The processes have the same clock and lock the file for
     some microseconds. A process that ends leaves the lock to the others.
 
-    Without space for the file, each process counts for itself. It also does while a process that
-    has the lock is frozen.
+    Without space for the file, each process counts for itself. While another process does not
+    release the lock, a process counts for itself, and adds that when it has the lock again.
     """
 
     def __init__(self, path: Path, per_minute: int, now: float) -> None:
@@ -44,12 +45,17 @@ class SharedBucket(Bucket):
         super().__init__(per_minute, now)
         # None after an error of the file system.
         self._path: Path | None = path
+        # Tokens that were taken, less those given back, without the lock.
+        self._owed = 0
         self.resize(per_minute, now)
 
     def take(self, amount: int, now: float) -> float:
         """See Bucket."""
-        with self._state():
-            return super().take(amount, now)
+        with self._state() as is_shared:
+            wait = super().take(amount, now)
+            if not (wait or is_shared):
+                self._owed += amount
+            return wait
 
     def wait(self, amount: int, now: float) -> float:
         """See Bucket."""
@@ -58,8 +64,10 @@ class SharedBucket(Bucket):
 
     def give_back(self, amount: int) -> None:
         """See Bucket."""
-        with self._state():
+        with self._state() as is_shared:
             super().give_back(amount)
+            if not is_shared:
+                self._owed -= amount
 
     def resize(self, per_minute: int, now: float) -> None:
         """Changes the allowance. A larger one adds nothing at once: while some processes have not
@@ -71,10 +79,11 @@ class SharedBucket(Bucket):
             self.per_minute = per_minute
 
     @contextmanager
-    def _state(self) -> Iterator[None]:
+    def _state(self) -> Iterator[bool]:
+        """Yields whether the state is that of all processes."""
         file = self._opened()
         try:
-            yield
+            yield file is not None
             if file is not None:
                 os.pwrite(file, _STATE.pack(self._level, self._at, self.per_minute), 0)
         except OSError as error:
@@ -96,6 +105,8 @@ class SharedBucket(Bucket):
             if _locked(file):
                 if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
                     self._level, self._at, self.per_minute = _STATE.unpack(state)
+                    self._level = min(self._level - self._owed, self.per_minute)
+                self._owed = 0
                 return file
         except OSError as error:
             self._no_longer(error)
@@ -116,6 +127,7 @@ def _locked(file: int) -> bool:
         except BlockingIOError:
             if time.perf_counter() > until:
                 return False
-            os.sched_yield()
+            # The process that has the lock may wait for this core.
+            time.sleep(_PAUSE_S)
         else:
             return True

@@ -309,13 +309,7 @@ class DiskTier:
             return True
         began = self._clock.now()
         refused = {one.key.identity for one in batch} & self._refused.keys()
-        try:
-            done = await self._writes.run(partial(write_blocks, self._folder, gone, batch, refused))
-        except Exception:
-            # Nobody else knows of these files.
-            self._doomed = gone + self._doomed
-            self._wake.set()
-            raise
+        done = await self._writes.run(partial(write_blocks, self._folder, gone, batch, refused))
         self._doomed = done.not_removed + self._doomed
         if done.blocks:
             num_bytes = len(done.blocks) * self._block_bytes

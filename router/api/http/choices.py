@@ -296,7 +296,10 @@ def _name_as_sent(error: KvRelayError, names: Mapping[str, str]) -> None:
     """
     names = {name: sent for name, sent in names.items() if sent}
     own, colon, rest = error.message.partition(": ")
-    words = "|".join(names)
-    error.message = re.sub(rf"\b({words})\b", lambda one: names[one[0]], own) + colon + rest
+    # Inside of a message, these may be words.
+    inside = "|".join(name for name in names if name not in ("stop", "messages"))
+    begin = "|".join(names)
+    own = re.sub(rf"^(?:{begin})\b|\b(?:{inside})\b", lambda one: names[one[0]], own)
+    error.message = own + colon + rest
     if error.field is not None:
         error.field = names.get(error.field, error.field).partition("[")[0]

@@ -117,6 +117,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     else:
         body = openai_errors.http_error_body(error)
     headers = {**(error.headers or {}), "x-request-id": request_id}
+    if is_anthropic(request.scope["path"]):
+        headers["request-id"] = request_id
     return _json(body, error.status_code, headers)
 
 

@@ -27,7 +27,14 @@ _LOCAL = ("#", "/$defs/", "/definitions/")
 # Keywords whose values are the application's, and no schemas.
 _VALUES = ("const", "default", "enum", "examples")
 # Keywords whose values are parts by name.
-_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_NAMED = (
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+    "$defs",
+    "definitions",
+)
 
 
 class NamedSchema(TypedDict):

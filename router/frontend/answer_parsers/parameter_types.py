@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 # JSON's types of Python values.
 _TYPES = {
@@ -52,19 +53,33 @@ def value_json(text: str, schema: object, whole: object) -> str:
 
 
 def _types(schema: object, whole: object) -> Iterator[str]:
-    """Yields the types of a schema and of its alternatives."""
-    for part in _parts(schema, whole):
+    """Yields the types of a schema and of its alternatives. If these name none: the types of the
+    schemas that also apply, or else of the allowed values.
+    """
+    alternatives = ("anyOf", "oneOf")
+    found = [*_named_types(_parts(schema, whole, alternatives))]
+    parts = [*_parts(schema, whole, (*alternatives, "allOf"))]
+    yield from found or [*_named_types(parts)] or _types_of_values(parts)
+
+
+def _named_types(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for part in parts:
         types = part.get("type")
         names = types if isinstance(types, list) else [types]
         yield from (name for name in names if isinstance(name, str))
-        if types is None:
-            values = part["enum"] if isinstance(part.get("enum"), list) else []
-            values = [part["const"]] if "const" in part else values[:_MOST_PARTS]
-            yield from (_TYPES[type(value)] for value in values)
 
 
-def _parts(schema: object, whole: object) -> Iterator[Mapping[str, Any]]:
-    """Yields a schema, its alternatives, and what they refer to. References may be in a circle."""
+def _types_of_values(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for part in parts:
+        values = part["enum"] if isinstance(part.get("enum"), list) else []
+        values = [part["const"]] if "const" in part else values[:_MOST_PARTS]
+        yield from (_TYPES[type(value)] for value in values)
+
+
+def _parts(schema: object, whole: object, keywords: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yields a schema, those under the keywords, and what they refer to. References may be in a
+    circle.
+    """
     left = [schema]
     for _ in range(_MOST_PARTS):
         if not left:
@@ -73,7 +88,7 @@ def _parts(schema: object, whole: object) -> Iterator[Mapping[str, Any]]:
         if not isinstance(part, Mapping):
             continue
         yield part
-        for key in ("anyOf", "oneOf", "allOf"):
+        for key in keywords:
             if isinstance(part.get(key), list):
                 left += part[key][:_MOST_PARTS]
         if isinstance(part.get("$ref"), str):
@@ -82,8 +97,9 @@ def _parts(schema: object, whole: object) -> Iterator[Mapping[str, Any]]:
 
 def _referred(reference: str, whole: object) -> object:
     """Returns the part of the schema that a JSON pointer names; None if there is none."""
-    start, *steps = reference.split("/", _MOST_PARTS)
-    if start != "#":
+    # LiteLLM omits the #.
+    start, *steps = unquote(reference).split("/", _MOST_PARTS)
+    if start not in ("#", ""):
         return None
     for step in steps:
         name = step.replace("~1", "/").replace("~0", "~")

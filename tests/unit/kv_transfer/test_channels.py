@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.transfer_ends import LAYOUT
+from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, sender_of
 
 from kv_transfer import channels
 from kv_transfer.channels import Channels
+from kvrelay.errors import Unavailable
 
 
 async def test_the_connections_of_former_peers_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +27,17 @@ async def test_the_connections_of_former_peers_are_closed(monkeypatch: pytest.Mo
     assert closed == [True] * 17 + [False] * 3
     assert not always._channel.closed()
     await kept.close()
+
+
+async def test_closing_waits_for_no_grace() -> None:
+    """Of calls on a channel that was retired before."""
+    async with decode_end() as decode, sender_of(MemoryFile(), timeout_s=60.0) as sender:
+        target = decode.grant([1, 2])
+        push = sender.open(KEY, target)
+        push.send(0, [5])
+        await push.opened()
+        sender.channels.retire(target.address, sender.channels.get(target.address), 3600.0)
+        async with asyncio.timeout(60):
+            await sender.close()
+        with pytest.raises(Unavailable, match="closed"):
+            sender.channels.get(target.address)

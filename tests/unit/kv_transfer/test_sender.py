@@ -167,8 +167,9 @@ async def test_closing_the_sender_ends_its_pushes() -> None:
         await sent(push, LAYOUT.block_bytes)
         await sender.close()
         await ended(push)
-        with pytest.raises(Unavailable, match="was closed"):
+        with pytest.raises(Unavailable, match="closed"):
             await push.commit(1, 8, 0.0)
+        assert not sender.channels._open, "no push opens a connection again"
 
 
 async def test_nobody_at_the_address_is_unavailable() -> None:

@@ -433,3 +433,12 @@ def test_bytes_of_a_cut_character_are_shown_once(
     assert shown == text + "\ufffd" * left
     later = "".join(pieces(TextStream(sentencepiece_like()), ids + [_byte(one) for one in rest]))
     assert later.startswith(text)
+
+
+@pytest.mark.parametrize("characters", range(18, 26))
+def test_a_prompt_that_ends_in_many_bytes_does_not_garble_the_answer(characters: int) -> None:
+    """The window of the prompt's last tokens may begin within a character of three bytes."""
+    prompt = [_byte(one) for one in ("\u1000" * characters).encode()]
+    answer = "\u1000\u1001" * 4
+    ids = [_byte(one) for one in answer.encode()]
+    assert "".join(pieces(TextStream(sentencepiece_like(), prompt_ids=prompt), ids)) == answer

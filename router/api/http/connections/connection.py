@@ -251,7 +251,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Starts the request. A request of HTTP/1.1 names its host once (RFC 9112, 3.2)."""
         self._head_bytes = 0
         # The last piece may hold the end of a large head, and what follows it.
-        if sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+        lines = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) + lines > MAX_HEAD_BYTES:
             raise _Refused(431)
         version = self.parser.get_http_version()
         if version not in _VERSIONS:

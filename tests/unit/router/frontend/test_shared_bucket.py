@@ -107,6 +107,9 @@ def test_a_process_that_is_frozen_with_the_lock_holds_nobody_up(tmp_path: Path) 
     with (tmp_path / "acme").open() as frozen:
         fcntl.flock(frozen, fcntl.LOCK_EX)
         assert bucket.take(20, 0.0) == 0
-    # What was taken meanwhile counts for this process until it reads the file again.
-    assert bucket.take(50, 0.0) == 0
-    assert bucket.take(1, 0.0) > 0
+        assert bucket.take(20, 0.0) == 0
+        bucket.give_back(15)
+    # Others see what was taken meanwhile once the file is free.
+    assert bucket.wait(1, 0.0) == 0
+    assert SharedBucket(tmp_path / "acme", 50, 0.0).take(26, 0.0) > 0
+    assert SharedBucket(tmp_path / "acme", 50, 0.0).take(25, 0.0) == 0

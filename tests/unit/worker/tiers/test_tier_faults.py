@@ -407,32 +407,3 @@ async def test_a_block_that_comes_into_doubt_while_it_is_written_is_written_agai
         running.cancel()
         await asyncio.wait([running])
         await tier.close()
-
-
-async def test_files_whose_removal_failed_in_an_unknown_way_are_removed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, failed = disk_tier.write_blocks, 0
-
-    def fails_once(folder: SlotFolder, gone: list[Any], *rest: Any) -> Any:
-        nonlocal failed
-        if gone and not failed:
-            failed += 1
-            raise RuntimeError("unknown")
-        return write(folder, gone, *rest)
-
-    monkeypatch.setattr(disk_tier, "write_blocks", fails_once)
-    folder = SlotFolder(tmp_path / "kv", LAYOUT, BLOCK_BYTES)
-    tier = disk_tier.DiskTier(folder, 2**20, BLOCK_BYTES, MonotonicClock())
-    running = asyncio.create_task(tier.run())
-    try:
-        await until(lambda: tier.works)
-        tier.offer(stored(1))
-        await until(lambda: tier.counts.stored == 1)
-        tier.forget(key(1))
-        await until(lambda: failed and not files(tmp_path))
-        assert not tier.holds(key(1))
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-        await tier.close()

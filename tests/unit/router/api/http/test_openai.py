@@ -286,6 +286,8 @@ async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
     missing = await http.get("/no/such/path", headers={"x-request-id": "é".encode()})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
     assert missing.headers["x-request-id"].isalnum()
+    foreign = await http.get("/v1/messages", headers={"x-request-id": "mine"})
+    assert (foreign.status_code, foreign.headers["request-id"]) == (405, "mine")
 
 
 _CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

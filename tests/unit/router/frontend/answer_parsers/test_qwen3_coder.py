@@ -114,6 +114,11 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"$ref": "#/$defs/a~1b"}, "5", "5"),
         ({"enum": [1, 2]}, "2", "2"),
         ({"enum": [1, "two"]}, "2", '"2"'),
+        ({"anyOf": [{"type": "integer"}, {"enum": ["auto", "none"]}]}, "5", "5"),
+        ({"anyOf": [{"type": "integer"}, {"const": "auto"}]}, "5", "5"),
+        ({"type": "integer", "allOf": [{"type": ["integer", "string"]}]}, "5", "5"),
+        ({"$ref": "/$defs/Level"}, "5", "5"),
+        ({"$ref": "#/$defs/My%20Level"}, "5", "5"),
         ({"const": True}, "True", "true"),
     ],
 )
@@ -123,6 +128,7 @@ def test_values_have_the_types_that_references_name(schema: object, text: str, v
     given["function"]["parameters"]["$defs"] = {
         "Level": {"type": "integer", "enum": [1, 5]},
         "Name": {"const": "x"},
+        "My Level": {"type": "integer"},
         "Circle": {"anyOf": [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Circle"}]},
         "a/b": {"type": "number"},
     }
