@@ -34,14 +34,16 @@ _CHECK_EVERY = 32  # values between two yields
 
 _SPACE = re.compile(r"[ \t\n\r]{0,65536}")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*+))(\.[0-9]++)?([eE][-+]?[0-9]++)?")
+# No group is repeated possessively: before Python 3.11.5, such a group with alternatives matches too
+# much (python/cpython#106052).
 _INTEGER = r"[ \t\n\r]{0,16}+-?(?:0|[1-9][0-9]{0,18}+)[ \t\n\r]{0,16}+,"
-_INTEGERS = re.compile(rf"(?:{_INTEGER}){{1,{_RUN}}}+")
+_INTEGERS = re.compile(rf"(?:{_INTEGER}){{1,{_RUN}}}")
 _PLAIN_STRING = re.compile(rf'"([^"\\\x00-\x1f]{{0,{_PIECE}}}+)"')
 # A match never splits a surrogate pair, because its halves encode one character.
 _ESCAPE = (
     r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|["\\/bfnrt])'
 )
-_STRING_PIECE = re.compile(rf'(?:[^"\\\x00-\x1f]{{1,1024}}+|{_ESCAPE}){{0,64}}+')
+_STRING_PIECE = re.compile(rf'(?:[^"\\\x00-\x1f]{{1,1024}}+|{_ESCAPE}){{0,64}}')
 # The parser has joined all pairs.
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _LITERALS = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
