@@ -51,7 +51,7 @@ def _milliseconds(says: str) -> Any:
     return Field(gt=0, le=validation.MAX_SLO_MS, allow_inf_nan=False, description=says)
 
 
-@with_config(ConfigDict(extra="forbid"))
+@with_config(ConfigDict(strict=True, extra="forbid"))
 class SloOptions(TypedDict):
     """Latencies to aim for, in milliseconds."""
 

@@ -34,8 +34,8 @@ _CHECK_EVERY = 32  # values between two yields
 
 _SPACE = re.compile(r"[ \t\n\r]{0,65536}")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*+))(\.[0-9]++)?([eE][-+]?[0-9]++)?")
-# No group is repeated possessively: before Python 3.11.5, such a group with alternatives matches too
-# much (python/cpython#106052).
+# No group is repeated possessively: before Python 3.11.5, such a group with alternatives matches
+# too much (python/cpython#106052).
 _INTEGER = r"[ \t\n\r]{0,16}+-?(?:0|[1-9][0-9]{0,18}+)[ \t\n\r]{0,16}+,"
 _INTEGERS = re.compile(rf"(?:{_INTEGER}){{1,{_RUN}}}")
 _PLAIN_STRING = re.compile(rf'"([^"\\\x00-\x1f]{{0,{_PIECE}}}+)"')
