@@ -38,20 +38,22 @@ class Sentinels:
         scheme = _SCHEME.match(url)
         if scheme is None:
             return None
-        parts = urlsplit(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
+        # Current versions of urlsplit take a list of hosts with an IPv6 address for a mistake.
+        authority, _, rest = url[scheme.end() :].partition("#")[0].partition("/")
+        path, _, parameters = rest.partition("?")
+        credentials, _, hosts = authority.rpartition("@")
         username, _, password = credentials.partition(":")
-        service = unquote(parts.path.lstrip("/"))
+        service = unquote(path.lstrip("/"))
         if not service or "/" in service:
             raise ValueError(
                 "the path of a Sentinel URL must be the service name: "
                 "redis+sentinel://HOST:PORT/SERVICE"
             )
-        query = parse_qs(parts.query)
+        query = parse_qs(parameters)
         db = query.pop("db", ["0"])[-1]
         if query or not db.isdecimal():
             raise ValueError(
-                f"the query {parts.query[:64]!r} is not allowed; the only parameter is db=NUMBER"
+                f"the query {parameters[:64]!r} is not allowed; the only parameter is db=NUMBER"
             )
         return cls(
             tuple(_address(one) for one in hosts.split(",")),
