@@ -20,6 +20,7 @@ from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import FailedPrecondition, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
+from kvrelay.wire.status import task_cancelled
 
 
 class AsyncClient(BaseClient):
@@ -70,7 +71,7 @@ class AsyncClient(BaseClient):
                 self._is_known = True
                 return wire.models_from_proto(found)
             except asyncio.CancelledError:
-                if not _task_cancelled():
+                if not task_cancelled():
                     self._raise_if_closed()
                 raise
             except grpc.RpcError as seen:
@@ -197,7 +198,7 @@ class AsyncStream(BaseStream):
             with suppress(grpc.RpcError):
                 await call.read()
         except asyncio.CancelledError:
-            if _task_cancelled():
+            if task_cancelled():
                 raise
 
     async def _read(self) -> wire.GenerateResponse:
@@ -211,7 +212,7 @@ class AsyncStream(BaseStream):
         try:
             message = await self._call.read()
         except asyncio.CancelledError:
-            if _task_cancelled():
+            if task_cancelled():
                 # gRPC has cancelled the call. The next read resumes the answer with another call.
                 self._drop_call()
                 raise
@@ -226,11 +227,3 @@ class AsyncStream(BaseStream):
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer was complete")
         return wire.response_from_proto(message)
-
-
-def _task_cancelled() -> bool:
-    """Whether a CancelledError cancels this task. gRPC raises CancelledError too, when its call or
-    its channel ends.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

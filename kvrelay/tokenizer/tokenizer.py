@@ -342,9 +342,8 @@ class _Detokenizer:
             text, self._window = next(whole, (text, self._window))
         # Tokens.
         self._context = len(self._window)
-        # Text of the context, and its characters that are shown.
-        self._shown_text = text
-        self._shown = len(text)
+        # What of the window's text is shown.
+        self._shown = text
         # Texts of the prompt and of its beginnings, if the prompt may end with part of a character.
         self._beginnings: list[str] = []
         if text.endswith(_REPLACEMENT):
@@ -357,14 +356,14 @@ class _Detokenizer:
         self._window.append(token_id)
         text = self._decode()
         # The text may end with part of a character.
-        half = text.endswith(_REPLACEMENT) or len(text) == self._shown
+        half = text.endswith(_REPLACEMENT) or len(text) == len(self._shown)
         if half and len(self._window) - self._context < _MAX_WINDOW:
             return ""
         return self._show(text)
 
     def held(self) -> str:
         """Returns the text that is not shown yet. It may end with part of a character."""
-        return self._decode()[self._shown :]
+        return self._decode()[len(self._shown) :]
 
     def finish(self) -> str:
         return self._show(self._decode())
@@ -376,21 +375,20 @@ class _Detokenizer:
         text = self._tokenizer.decode(self._window)
         if self._beginnings:
             same = (one for one in self._beginnings if text.startswith(one))
-            self._shown = len(next(same, ""))
-        elif not text.startswith(self._shown_text):
+            self._shown = next(same, "")
+        elif not text.startswith(self._shown):
             # Decoders of bytes show a run of bytes as U+FFFD if one of them is invalid: those of
             # the context, too.
-            text = self._shown_text + self._tokenizer.decode(self._window[self._context :])
+            text = self._shown + self._tokenizer.decode(self._window[self._context :])
         return text
 
     def _show(self, text: str) -> str:
-        piece = text[self._shown :]
+        piece = text[len(self._shown) :]
         # The context has to begin with a whole character.
         if not self._beginnings:
             self._window = self._window[self._context :]
         self._context = len(self._window)
-        self._shown_text = self._tokenizer.text_of(self._window)
-        self._shown = len(self._shown_text)
+        self._shown = self._tokenizer.text_of(self._window)
         self._beginnings = []
         return piece
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Iterable
@@ -112,3 +113,11 @@ def _readable(details: str) -> str:
             )
         return f"{_NO_CONNECTION}{details.rpartition(': ')[2]}"
     return details
+
+
+def task_cancelled() -> bool:
+    """Whether a CancelledError cancels this task. gRPC raises CancelledError too, when its call or
+    its channel ends.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

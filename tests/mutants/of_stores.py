@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "a put whose channel was closed does not end the writing",
         LINK,
-        "if task is not None and task.cancelling():",
+        "if task_cancelled():",
         "if True:",
         (f"{REMOTE}test_a_put_whose_connection_is_closed_does_not_end_the_writing",),
     ),

@@ -393,8 +393,8 @@ MUTANTS = (
         "return torch.where(drawable, torch.minimum(index, last), NOT_DRAWN)[:, 0]",
         "return torch.minimum(index, last)[:, 0]",
         (
-            "unit/engine/sampling/test_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
-            "unit/engine/sampling/test_faults.py::test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given",
+            "unit/engine/sampling/test_sequence_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
+            "unit/engine/sampling/test_sequence_faults.py::test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given",
         ),
     ),
     Mutant(
@@ -468,7 +468,7 @@ MUTANTS = (
         "return torch.where(logits.gather(1, index[:, None])[:, 0].isfinite(), index, NOT_DRAWN)",
         "return index",
         (
-            "unit/engine/sampling/test_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
+            "unit/engine/sampling/test_sequence_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
         ),
     ),
     Mutant(
@@ -477,7 +477,7 @@ MUTANTS = (
         "if request.params.temperature >= LEAST_TEMPERATURE]",
         "if request.params.temperature > 0]",
         (
-            "unit/engine/sampling/test_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",
+            "unit/engine/sampling/test_sequence_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",
         ),
     ),
     Mutant(
@@ -485,7 +485,7 @@ MUTANTS = (
         "kvrelay/engine/sampling/penalties.py",
         "torch.where(values.isfinite(), BANNED, values)",
         "torch.full_like(values, BANNED)",
-        ("unit/engine/sampling/test_faults.py::test_a_ban_hides_no_nonsense",),
+        ("unit/engine/sampling/test_sequence_faults.py::test_a_ban_hides_no_nonsense",),
     ),
     Mutant(
         "a step that raises is run apart",

@@ -19,7 +19,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.wire.kv_frame import KvOpen
-from kvrelay.wire.status import error_from_rpc
+from kvrelay.wire.status import error_from_rpc, task_cancelled
 from kvrelay.wire.store import (
     MAX_CALL_BLOCKS,
     MAX_CALLS,
@@ -195,8 +195,7 @@ class StoreLink:
                     await self._put_some()
                     self._drained.set()
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+                if task_cancelled():
                     raise
                 # gRPC cancels the calls of a channel that is closed.
                 self._failed("write", TimeoutError())
