@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -123,19 +124,29 @@ def test_a_router_that_goes_away_is_no_success(capsys: pytest.CaptureFixture[str
     assert "0 of 2 workers replaced, not yet decode-0, decode-1; the restart continues" in said
 
 
-def test_ctrl_c_says_what_is_done_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(Restarting):
+def test_ctrl_c_says_what_is_done_and_what_is_left() -> None:
+    class Endless(Restarting):
         async def WatchStatus(self, request: wire.pb.WatchStatusRequest, context: object) -> object:
             for one in self.course:
                 yield wire.cluster_status_to_proto(one)
-            await asyncio.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
-    with serving(Interrupted(*COURSE[:3])) as admin:
-        assert run(["restart", "--admin", admin]) == 130
-    out, err = capsys.readouterr()
-    assert out.splitlines() == SAID[:5]
+    with serving(Endless(*COURSE[:3])) as admin:
+        restart = subprocess.Popen(
+            [sys.executable, "-m", "kvrelay", "restart", "--admin", admin],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert restart.stdout is not None
+            assert [restart.stdout.readline().rstrip() for _ in SAID[:5]] == SAID[:5]
+            restart.send_signal(signal.SIGINT)
+            out, err = restart.communicate(timeout=120)
+        finally:
+            restart.kill()
+            restart.wait()
+    assert (restart.returncode, out) == (130, "")
     assert err == (
         "kvrelay: 1 of 2 workers replaced, not yet decode-1; the restart continues in the cluster, "
         "and `kvrelay status` shows its workers\n"

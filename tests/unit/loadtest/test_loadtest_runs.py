@@ -600,8 +600,8 @@ def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(
 def test_a_sweep_sends_for_a_minute_at_each_rate(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     with serving(ScriptedRouter()) as target:
-        # One request in that time
-        load = ["--rates", "0.0001", "--goodput", "ttft:60000", "--json", str(file)]
+        # One request in that time, with this seed
+        load = ["--rates", "0.0001", "--seed", "0", "--goodput", "ttft:60000", "--json", str(file)]
         assert run(["loadtest", "sweep", "--target", target, *load]) == 0
     (one,) = json.loads(file.read_text())["runs"]
     assert (one["options"]["duration"], one["options"]["num_requests"], len(one["requests"])) == (
