@@ -18,6 +18,7 @@ _CONFIG = ("unit/config/test_config_file.py::test_a_bad_file_is_refused_with_its
 _JUNK = ("unit/state/test_registry.py::test_junk_is_skipped_with_one_warning",)
 _FOLDERS = ("unit/engine/model/test_loader.py::test_spoiled_folders_are_refused",)
 _ROUTES = "unit/router/api/http"
+_NUMBERS = "unit/engine/sampling/test_schema_numbers.py"
 _HTTP = ("unit/router/api/http/test_openai.py::test_errors_in_openais_shape",)
 _JSON = ("unit/router/api/http/test_openai.py::test_bodies_that_are_not_clean_json",)
 _BOUNDS = ("unit/router/api/http/test_json_parser.py::test_depth_and_numbers_are_bounded",)
@@ -403,6 +404,27 @@ MUTANTS = (
         'schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}',
         "pass",
         (f"{_ROUTES}/test_guidance_with_calls.py::test_whitespace_is_bounded",),
+    ),
+    Mutant(
+        "numbers of a schema are read exactly when llguidance reads them for the first time",
+        "kvrelay/engine/sampling/grammar.py",
+        "with_exact_numbers(guidance.source)",
+        "guidance.source",
+        (f"{_NUMBERS}::test_an_answer_has_the_number_of_the_schema",),
+    ),
+    Mutant(
+        "numbers of a schema are read exactly when llguidance reads them again",
+        "kvrelay/engine/sampling/grammar.py",
+        "with_exact_numbers(grammar)",
+        "grammar",
+        (f"{_NUMBERS}::test_an_answer_has_the_number_of_the_schema",),
+    ),
+    Mutant(
+        "numbers of a schema beside calls are read exactly",
+        "router/api/http/structured_output.py",
+        "with_exact_numbers(source)",
+        "source",
+        (f"{_ROUTES}/test_guidance_with_calls.py::test_a_number_of_the_schema_is_the_answers",),
     ),
     Mutant(
         "no part of a schema has the name of the whole",

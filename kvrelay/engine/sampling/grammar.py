@@ -16,6 +16,7 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from kvrelay.engine.sampling.schema_ids import check_ids
+from kvrelay.engine.sampling.schema_numbers import exact_integer, with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
@@ -38,8 +39,6 @@ WHITESPACE = r"( |\n[ \t]{0,32})"
 CPU_S = 0.5
 # Processor time for the allowed tokens of one place in an answer, where a grammar is tried out.
 SLOW_MASK_S = 0.02
-# llguidance computes with 64-bit floats, which represent the integers up to this one.
-_MAX_INTEGER = 2**53
 # Compiled before the first request.
 SMALL = Guidance("json_schema", '{"type": "object"}', COMPILER)
 # Characters of llguidance's reason in an error.
@@ -191,20 +190,11 @@ def exact_json(source: str) -> Any:
     the same $id.
     """
     try:
-        schema = json.loads(source, parse_int=_exact)
+        schema = json.loads(source, parse_int=exact_integer)
     except json.JSONDecodeError as error:
         raise ValueError(f"the schema is not JSON: {error}") from error
     check_ids(schema)
     return schema
-
-
-def _exact(digits: str) -> int:
-    """Returns the integer. Raises ValueError for one that would be replaced by another."""
-    if len(digits) > len(str(-_MAX_INTEGER)) or abs(int(digits)) > _MAX_INTEGER:
-        raise ValueError(
-            f"the integer {digits:.40} in the schema is beyond 2^53; use a string instead"
-        )
-    return int(digits)
 
 
 def _unable(reason: str) -> InvalidArgument:
@@ -223,11 +213,13 @@ def _grammar(guidance: Guidance, special: Mapping[str, int]) -> str:
             if not isinstance(exact_json(guidance.source), dict):
                 raise ValueError("the schema is not a JSON object")
             # A schema may contain options for llguidance. None of them may drop keywords.
-            return LLMatcher.grammar_from_json_schema(
-                guidance.source,
+            grammar = LLMatcher.grammar_from_json_schema(
+                with_exact_numbers(guidance.source),
                 defaults={"whitespace_pattern": WHITESPACE},
                 overrides={"lenient": False},
             )
+            # llguidance has read and written the numbers, and reads them again.
+            return with_exact_numbers(grammar)
         case "regex":
             return LLMatcher.grammar_from_regex(guidance.source)
         case "lark":

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from kvrelay.engine.sampling.grammar import WHITESPACE, exact_json
+from kvrelay.engine.sampling.schema_numbers import with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
 from kvrelay.types.requests import Guidance
@@ -164,13 +165,13 @@ def guidance_with_calls(
 
 def _for_lark(schema: Any) -> str:
     """Returns a JSON schema with the options for llguidance that the worker gives one that stands
-    alone. Raises ValueError for an integer that llguidance would replace.
+    alone. Raises ValueError for a number that llguidance would replace.
     """
     if isinstance(schema, dict):
         schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     source = json.dumps(schema, ensure_ascii=False)
     exact_json(source)
-    return source
+    return with_exact_numbers(source)
 
 
 def _call(use: ToolUse, arguments: str) -> dict[str, Any]:

@@ -159,6 +159,13 @@ def test_a_schema_cannot_change_the_options() -> None:
     assert not accepted(guidance, '{     "a": 1}')
 
 
+def test_a_number_of_the_schema_is_the_answers() -> None:
+    """llguidance reads these digits as 1801439850948199.25."""
+    guidance = grammar("hermes", True, {"const": 1801439850948199.0})
+    assert accepted(guidance, "1801439850948199")
+    assert not accepted(guidance, "1801439850948199.3")
+
+
 def test_special_markers_are_tokens() -> None:
     syntax = TOOL_FORMATS["hermes"].syntax
     assert syntax is not None

@@ -1,0 +1,102 @@
+"""The numbers of a schema: an answer has the very number that the schema has."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import llguidance
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.guided_model import DEMO, EOS, VOCAB
+
+from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.engine.sampling.schema_numbers import exact_integer, with_exact_numbers
+from kvrelay.errors import InvalidArgument
+from kvrelay.types.requests import Guidance
+
+floats = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(-1000, 1000),
+    st.integers(-(2**53), 2**53).map(float),
+)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(str(DEMO), VOCAB, frozenset({EOS}))
+
+
+def only_answer(schema: str) -> str:
+    """Returns the text that a schema prescribes."""
+    matcher: llguidance.LLMatcher = compiler().compile(Guidance("json_schema", schema))
+    return bytes(matcher.compute_ff_bytes()).decode()
+
+
+@given(floats)
+@example(1801439850948199.0)
+@example(0.9097462559682401)
+@example(-0.0)
+@example(5e-324)
+@example(1.7976931348623157e308)
+def test_an_answer_has_the_number_of_the_schema(value: float) -> None:
+    schema = json.dumps({"const": value})
+    try:
+        with_exact_numbers(schema)
+    except ValueError:
+        with pytest.raises(InvalidArgument, match="cannot be read exactly"):
+            only_answer(schema)
+    else:
+        assert float(only_answer(schema)) == value
+
+
+def test_nearly_all_numbers_can_be_written() -> None:
+    """Some of 17 digits are floats that no other digits stand for, either."""
+    numbers = [repr(one / 7**15) for one in range(1, 1000)]
+    refused = 0
+    for number in numbers:
+        try:
+            with_exact_numbers(number)
+        except ValueError:
+            refused += 1
+    assert refused <= 5
+
+
+values = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.text('1.5e"\\ -'), st.floats(-9, 9, width=16)
+    ),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text('1.5"\\'), inner)),
+)
+
+
+@given(values, st.booleans())
+def test_all_else_stays(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert json.loads(with_exact_numbers(text)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.50", "1.50"),
+        ("-2e3", "-2e3"),
+        ("12", "12"),
+        ('"0.9097462559682401"', '"0.9097462559682401"'),
+        ("0e999999999999", "0.0"),
+        ("-1e-9999", "-0.0"),
+        (f"1e{'0' * 5000}5", "1000000000000000e-10"),
+    ],
+)
+def test_what_is_read_well_stays(text: str, expected: str) -> None:
+    assert with_exact_numbers(text) == expected
+
+
+def test_numbers_beyond_floats_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="1e999 in the schema is beyond 64-bit floats"):
+        only_answer('{"const": 1e999}')
+    assert exact_integer(str(2**53)) == 2**53
+    for one in (2**53 + 1, -(2**53) - 1, 10**5000):
+        with pytest.raises(ValueError, match="beyond 2\\^53; use a string"):
+            exact_integer("9" * 5000 if one > 10**30 else str(one))
