@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from fractions import Fraction
 
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
-# Digits are read as an integer below this one.
-_MAX_DIGITS = 2**64
+# Digits are read as an integer below this one. So many digits always are.
+_MAX_NUMBER = 2**64
+_MOST_DIGITS = 19
 # The largest power of ten of a 64-bit float.
 _MAX_POWER = 308
-# So many digits and so large a power of ten are 64-bit floats, and the result is the nearest one.
-_SAFE_DIGITS = 15
-_SAFE_EXPONENT = 22
 # Strings come first, because there may be digits in them.
-_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?', re.DOTALL)
+_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?', re.DOTALL)
 
 
 def exact_integer(digits: str) -> int:
@@ -52,31 +49,39 @@ def _rewritten(found: re.Match[str]) -> str:
         raise ValueError(f"the number {text:.40} in the schema is beyond 64-bit floats")
     if not value:
         return f"{sign}0.0"
-    if len(digits) <= _SAFE_DIGITS and len(exponent or "") <= 3:
+    if len(digits) <= _MOST_DIGITS and len(exponent or "") <= 4:
         power = int(exponent or 0) - len(fraction or "")
-        if abs(power) <= _SAFE_EXPONENT:
+        if abs(power) <= _MAX_POWER and _read(int(digits), power) == value:
             return text
+    usable = ""
     for number, power in _spellings(value):
         if _read(number, power) == value:
-            return f"{sign}{number}e{power}"
-    raise ValueError(
-        f"the number {text:.40} in the schema cannot be read exactly; use fewer digits or a string"
-    )
+            usable = f"{number}e{power}"
+            # If possible, digits that others read in the same way.
+            if float(usable) == value:
+                break
+    if not usable:
+        raise ValueError(
+            f"the number {text:.40} in the schema cannot be read exactly; use fewer digits or a "
+            "string"
+        )
+    return sign + usable
 
 
 def _spellings(value: float) -> Iterator[tuple[int, int]]:
     """Yields digits and exponents that stand for nearly this float, shorter ones first."""
-    exact = Fraction(value)
-    exponent = f"{value:e}".partition("e")[2]
+    numerator, denominator = value.as_integer_ratio()
+    exponent = int(f"{value:e}".partition("e")[2])
     for length in range(16, 21):
         # The first digit stands for 10^exponent.
-        power = int(exponent) - length + 1
-        middle = round(exact / Fraction(10) ** power)
+        power = exponent - length + 1
+        ten = 10 ** abs(power)
+        middle = numerator * ten // denominator if power < 0 else numerator // (denominator * ten)
         # As an integer becomes a float, its last bits are lost.
         step = max(1, middle >> 53)
         for offset in (0, 1, -1, 2, -2):
             number = middle + offset * step
-            if 0 < number < _MAX_DIGITS:
+            if 0 < number < _MAX_NUMBER:
                 yield number, power
 
 
