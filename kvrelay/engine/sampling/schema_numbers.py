@@ -18,7 +18,9 @@ _MOST_DIGITS = 19
 # The largest power of ten of a 64-bit float.
 _MAX_POWER = 308
 # Strings come first, because there may be digits in them.
-_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?', re.DOTALL)
+_PARTS = re.compile(
+    r'"[^"\\]*(?:\\.[^"\\]*)*"?|(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?', re.DOTALL
+)
 
 
 def exact_integer(digits: str) -> int:
