@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.kv_cache import KvCache
 from kvrelay.planning.profile import Profile
-from kvrelay.protocol_version import ours
+from kvrelay.protocol_version import FEATURES, KV_INDEX, ours
 from kvrelay.simulation.agenda import Action, Agenda
 from kvrelay.simulation.machine import Machine, Process
 from kvrelay.simulation.prompts import SharedHashes
@@ -24,6 +24,8 @@ from kvrelay.types.workers import PoolName, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.steps.measured_step_cost import StepCost
 from kvrelay.worker_messages import Command, Event
+
+_FEATURES = tuple(one for one in FEATURES if one != KV_INDEX)
 
 Key = tuple[str, int]
 # Times of a sequence's tokens, in seconds of the simulation.
@@ -93,7 +95,8 @@ class SimulatedWorker(ABC):
             host_id=worker_id,
             max_model_len=profile.max_model_len,
             load=WorkerLoad(blocks_total=num_blocks),
-            protocol=ours(),
+            # The router estimates the prefix caches. Updates of each would take most of the time.
+            protocol=replace(ours(), features=_FEATURES),
         )
 
     @property

@@ -35,6 +35,7 @@ class Kvrelay:
         from kvrelay.engine.sequence_segment import Segment
         from kvrelay.types.requests import SamplingParams
 
+        self._imported = time.perf_counter()
         device = str(find_device(settings["device"]))
         torch.set_num_threads(settings["threads"])
         if settings["shape"] is not None:
@@ -60,8 +61,8 @@ class Kvrelay:
         self._batch: list[tuple[list[int], range]] = []
 
     def facts(self) -> dict[str, Any]:
-        """Returns the name, the chunk size in tokens, which kernels and graphs are in use, and the
-        sizes of the model and of its KV.
+        """Returns the name, the chunk size in tokens, which kernels and graphs are in use, the
+        sizes of the model and of its KV, and the seconds since the modules were imported.
         """
         layout = self._runner.layout
         return {
@@ -76,6 +77,7 @@ class Kvrelay:
             "kv_tokens": self._runner.num_blocks * layout.block_size,
             "block_bytes": layout.block_bytes,
             "layout": asdict(layout),
+            "seconds_since_imports": time.perf_counter() - self._imported,
         }
 
     def prefill(self, prompt: list[int]) -> float:

@@ -76,7 +76,9 @@ def run(options: Options, progress: Progress) -> Profile:
         weights=options.weights,
     ) as engine:
         started()
-        facts, start_s = engine.facts, engine.ready_seconds
+        facts = engine.facts
+        # On a CPU, workers are forked from a process that has imported all modules.
+        start_s = engine.ready_seconds if on_gpu else facts["seconds_since_imports"]
         measuring = _Steps(engine, options, facts)
         prefill = measuring.prefill(progress("prefill", len(measuring.lengths)))
         decode = measuring.decode(prefill, progress("decode", len(measuring.cases)))
@@ -101,8 +103,8 @@ def run(options: Options, progress: Progress) -> Profile:
         kind="measured",
         model=options.model[:200],
         device=machine[:200],
-        source="fitted by `kvrelay profile`; start_s is the start of an engine's process, and "
-        "role_change_s is assumed",
+        source="fitted by `kvrelay profile`; start_s is the start of an engine"
+        f"{'' if on_gpu else ' in a forked process'}, and role_change_s is assumed",
     )
     parts = {"prefill": prefill, "decode": decode, "handoff": handoff}
     return Profile(

@@ -171,6 +171,23 @@ def test_one_worker_with_equal_prompts_is_an_m_d_1_queue(load: float) -> None:
     assert sum(waits) / count == pytest.approx(expected, rel=0.05 + 0.15 * load)
 
 
+def test_the_router_finds_the_worker_that_has_the_prefix() -> None:
+    """Three shared prefixes in a random order, on three prefill workers."""
+    random = Random(0)
+    shared = [tuple(random.choices(range(simulated.VOCAB), k=1024)) for _ in range(3)]
+    groups = [random.randrange(3) for _ in range(60)]
+    plan = [
+        PlannedRequest(
+            2.0 * number, None, (*shared[group], *[7 * number % 900 + 1] * 20), 4, number
+        )
+        for number, group in enumerate(groups)
+    ]
+    rows = simulated.run(simulated.scenario(3, 1), plan).rows
+    for number, row in enumerate(sorted(rows, key=lambda one: one.scheduled_s)):
+        seen = groups[number] in groups[:number]
+        assert row.cached_tokens >= (1024 if seen else 0)
+
+
 def test_more_workers_serve_no_less() -> None:
     def goodput(workers: int) -> float:
         plan = simulated.poisson(40.0, 400, answer=(20, 60), seed=5)
