@@ -16,7 +16,11 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from kvrelay.engine.sampling.schema_ids import check_ids
-from kvrelay.engine.sampling.schema_numbers import exact_integer, with_exact_numbers
+from kvrelay.engine.sampling.schema_numbers import (
+    check_values,
+    exact_integer,
+    with_exact_numbers,
+)
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
@@ -186,7 +190,7 @@ def _explained(reason: str, guidance: Guidance) -> str:
 
 def exact_json(source: str) -> Any:
     """Returns the JSON value of a schema. Raises ValueError for invalid JSON, and for a schema that
-    llguidance would take for another: with an integer that it would replace, or with two parts of
+    llguidance would take for another: with a number that it would replace, or with two parts of
     the same $id.
     """
     try:
@@ -194,6 +198,7 @@ def exact_json(source: str) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"the schema is not JSON: {error}") from error
     check_ids(schema)
+    check_values(schema)
     return schema
 
 

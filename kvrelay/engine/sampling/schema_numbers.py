@@ -7,19 +7,30 @@ answer could have. The same float is written in other digits then, from which it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
 # Digits are read as an integer below this one. So many digits always are.
 _MAX_NUMBER = 2**64
 _MOST_DIGITS = 19
+# Characters of an exponent that is worth a look.
+_MOST_EXPONENT = 5
+# Numbers of a schema that are rewritten, which takes some 20 microseconds each.
+_MOST_REWRITTEN = 1000
+# Keywords whose values an answer has to have.
+_VALUES = ("enum", "const")
 # The largest power of ten of a 64-bit float.
 _MAX_POWER = 308
 # Strings come first, because there may be digits in them.
 _PARTS = re.compile(
-    r'"[^"\\]*(?:\\.[^"\\]*)*"?|(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?', re.DOTALL
+    r'"[^"\\]*(?:\\.[^"\\]*)*"?'
+    r"|(?P<sign>-?)(?P<whole>\d+)(?:\.(?P<fraction>\d+))?(?:[eE](?P<exponent>[+-]?\d+))?",
+    re.DOTALL,
 )
 
 
@@ -32,29 +43,73 @@ def exact_integer(digits: str) -> int:
     return int(digits)
 
 
+def check_values(schema: Any) -> None:
+    """Raises ValueError if the schema prescribes a number that llguidance cannot read exactly."""
+    rewritten = 0
+    parts: list[tuple[Any, bool]] = [(schema, False)]
+    while parts:
+        part, prescribed = parts.pop()
+        if isinstance(part, list):
+            parts += ((one, prescribed) for one in part)
+        elif isinstance(part, dict):
+            parts += ((one, prescribed or name in _VALUES) for name, one in part.items())
+        elif prescribed and isinstance(part, float) and math.isfinite(part):
+            number = _PARTS.fullmatch(repr(part))
+            assert number is not None, "it is written as JSON writes it"
+            if _is_read_well(number):
+                continue
+            rewritten += 1
+            _check_cost(rewritten)
+            if not _spelled(abs(part)):
+                raise ValueError(
+                    f"the number {part!r} in the schema cannot be read exactly; use fewer digits "
+                    "or a string"
+                )
+
+
 def with_exact_numbers(schema: str) -> str:
-    """Returns a valid JSON text in which each number is read as the float that is nearest to it.
-    Raises ValueError for a number that cannot be written in that way.
+    """Returns a valid JSON text in which each number is read as the float that is nearest to it. A
+    number for which there are no such digits stays as it is. Raises ValueError for numbers beyond
+    64-bit floats, and for more numbers to rewrite than a request may cost.
     """
-    return _PARTS.sub(_rewritten, schema)
+    rewritten = 0
+
+    def exact(found: re.Match[str]) -> str:
+        nonlocal rewritten
+        is_float = found["fraction"] is not None or found["exponent"] is not None
+        if not is_float or _is_read_well(found):
+            return found[0]
+        rewritten += 1
+        _check_cost(rewritten)
+        spelled = _spelled(abs(float(found[0])))
+        return found["sign"] + spelled if spelled else found[0]
+
+    return _PARTS.sub(exact, schema)
 
 
-def _rewritten(found: re.Match[str]) -> str:
-    sign, whole, fraction, exponent = found.groups()
-    text = found[0]
-    if whole is None or (fraction is None and exponent is None):
-        return text
-    digits = (whole + (fraction or "")).lstrip("0")
-    value = abs(float(text))
-    # Exponents of any length are valid JSON.
-    if value == float("inf"):
-        raise ValueError(f"the number {text:.40} in the schema is beyond 64-bit floats")
-    if not value:
-        return f"{sign}0.0"
-    if len(digits) <= _MOST_DIGITS and len(exponent or "") <= 4:
-        power = int(exponent or 0) - len(fraction or "")
-        if abs(power) <= _MAX_POWER and _read(int(digits), power) == value:
-            return text
+def _check_cost(rewritten: int) -> None:
+    if rewritten > _MOST_REWRITTEN:
+        raise ValueError(
+            f"the schema has more than {_MOST_REWRITTEN} numbers that need all of their 16 or more "
+            "digits; use fewer digits"
+        )
+
+
+def _is_read_well(found: re.Match[str]) -> bool:
+    value = abs(float(found[0]))
+    if value == math.inf:
+        raise ValueError(f"the number {found[0]:.40} in the schema is beyond 64-bit floats")
+    fraction, exponent = found["fraction"] or "", found["exponent"] or "0"
+    digits = (found["whole"] + fraction).lstrip("0")
+    if len(digits) > _MOST_DIGITS or len(exponent) > _MOST_EXPONENT:
+        # An exponent may have any number of digits.
+        return not value
+    return _read(int(digits or "0"), int(exponent) - len(fraction)) == value
+
+
+@lru_cache(maxsize=1024)
+def _spelled(value: float) -> str:
+    """Returns digits that are read as this float, which is above 0; empty if there are none."""
     usable = ""
     for number, power in _spellings(value):
         if _read(number, power) == value:
@@ -62,12 +117,7 @@ def _rewritten(found: re.Match[str]) -> str:
             # If possible, digits that others read in the same way.
             if float(usable) == value:
                 break
-    if not usable:
-        raise ValueError(
-            f"the number {text:.40} in the schema cannot be read exactly; use fewer digits or a "
-            "string"
-        )
-    return sign + usable
+    return usable
 
 
 def _spellings(value: float) -> Iterator[tuple[int, int]]:
@@ -90,7 +140,9 @@ def _spellings(value: float) -> Iterator[tuple[int, int]]:
 def _read(number: int, power: int) -> float:
     """Returns the float that serde_json computes from these digits."""
     value = float(number)
-    while power < -_MAX_POWER:
+    if power > _MAX_POWER:
+        return math.inf if number else 0.0
+    while power < -_MAX_POWER and value:
         value /= 1e308
         power += _MAX_POWER
     return value * float(f"1e{power}") if power >= 0 else value / float(f"1e{-power}")

@@ -69,10 +69,10 @@ class Choices:
         Raises the first error of Frontend.tokenize or Frontend.admit, InvalidArgument for too many
         logprobs, and NotFound if the request needs texts and the model has no tokenizer.
         """
-        _check_texts(frontend, completion)
-        _check_scores(completion)
         streams: list[Stream] = []
         try:
+            _check_texts(frontend, completion)
+            _check_scores(completion)
             token_ids: tuple[int, ...] = ()
             for number, request in enumerate(completion.requests):
                 # The first choice of a prompt.
@@ -291,15 +291,19 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
 
 
 def _name_as_sent(error: KvRelayError, names: Mapping[str, str]) -> None:
-    """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon may be
-    the client's own.
+    """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon or in
+    quotes may be the client's own.
     """
     names = {name: sent for name, sent in names.items() if sent}
     own, colon, rest = error.message.partition(": ")
     # Inside of a message, these may be words.
     inside = "|".join(name for name in names if name not in ("stop", "messages"))
     begin = "|".join(names)
-    own = re.sub(rf"^(?:{begin})\b|\b(?:{inside})\b", lambda one: names[one[0]], own)
+    own = re.sub(
+        rf"(?<!\w)'[^']*'|\"[^\"]*\"|^(?:{begin})\b|\b(?:{inside})\b",
+        lambda one: names.get(one[0], one[0]),
+        own,
+    )
     error.message = own + colon + rest
     if error.field is not None:
         error.field = names.get(error.field, error.field).partition("[")[0]

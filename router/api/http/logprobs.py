@@ -54,16 +54,19 @@ def completion_logprobs(
     return {
         "tokens": [texts[one] for one in token_ids],
         "token_logprobs": [None if one is None else one.logprob for one in logprobs],
-        "top_logprobs": [
-            # The likeliest token of a text stands for it. Tokens that are parts of characters share
-            # one text.
-            None
-            if one is None
-            else {texts[token_id]: logprob for token_id, logprob in reversed(one.top)}
-            for one in logprobs
-        ],
+        "top_logprobs": [None if one is None else _by_text(one.top, texts) for one in logprobs],
         "text_offset": list(offsets),
     }
+
+
+def _by_text(top: Sequence[tuple[int, float]], texts: dict[int, str]) -> dict[str, float]:
+    """Returns the likeliest token of each text, likeliest first. Tokens that are parts of
+    characters share one text.
+    """
+    found: dict[str, float] = {}
+    for token_id, logprob in top:
+        found.setdefault(texts[token_id], logprob)
+    return found
 
 
 def chat_logprobs(

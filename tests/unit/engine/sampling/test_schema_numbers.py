@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.guided_model import DEMO, EOS, VOCAB
 
 from kvrelay.engine.sampling.grammar import GrammarCompiler
-from kvrelay.engine.sampling.schema_numbers import exact_integer, with_exact_numbers
+from kvrelay.engine.sampling.schema_numbers import check_values, exact_integer, with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
@@ -41,26 +41,53 @@ def only_answer(schema: str) -> str:
 @example(5e-324)
 @example(1.7976931348623157e308)
 def test_an_answer_has_the_number_of_the_schema(value: float) -> None:
-    schema = json.dumps({"const": value})
+    schema = {"const": value}
     try:
-        with_exact_numbers(schema)
+        check_values(schema)
     except ValueError:
         with pytest.raises(InvalidArgument, match="cannot be read exactly"):
-            only_answer(schema)
+            only_answer(json.dumps(schema))
     else:
-        assert float(only_answer(schema)) == value
+        assert float(only_answer(json.dumps(schema))) == value
 
 
-def test_nearly_all_numbers_can_be_written() -> None:
-    """Some of 17 digits are floats that no other digits stand for, either."""
-    numbers = [repr(one / 7**15) for one in range(1, 1000)]
+# No other digits stand for this float, either.
+UNREADABLE = 0.0038439286355546652
+
+
+def test_nearly_all_numbers_can_be_prescribed() -> None:
     refused = 0
-    for number in numbers:
+    for number in range(1, 1000):
         try:
-            with_exact_numbers(number)
+            check_values({"enum": [number / 7**15]})
         except ValueError:
             refused += 1
     assert refused <= 5
+
+
+@pytest.mark.parametrize("keyword", ["default", "examples", "maximum"])
+def test_a_number_that_prescribes_no_answer_may_be_any(keyword: str) -> None:
+    value = [UNREADABLE] if keyword == "examples" else UNREADABLE
+    schema = json.dumps({"type": "number", keyword: value})
+    assert with_exact_numbers(schema) == schema
+    compiler().compile(Guidance("json_schema", schema))
+
+
+def test_a_number_that_an_answer_cannot_have_is_refused() -> None:
+    for schema in ({"const": UNREADABLE}, {"properties": {"a": {"enum": [1, [-UNREADABLE]]}}}):
+        with pytest.raises(InvalidArgument, match="cannot be read exactly; use fewer digits"):
+            compiler().compile(Guidance("json_schema", json.dumps(schema)))
+
+
+def test_the_cost_of_a_schema_is_bounded() -> None:
+    hard = [
+        one / 7**15
+        for one in range(1, 9000)
+        if with_exact_numbers(str(one / 7**15)) != str(one / 7**15)
+    ]
+    with_exact_numbers(json.dumps(hard[:900]))
+    with pytest.raises(ValueError, match="more than 1000 numbers"):
+        with_exact_numbers(json.dumps([*hard, *hard, *hard]))
 
 
 scalars = st.one_of(
@@ -88,8 +115,9 @@ def test_all_else_stays(value: object, ascii_only: bool) -> None:
         ("-2e3", "-2e3"),
         ("12", "12"),
         ('"0.9097462559682401"', '"0.9097462559682401"'),
-        ("0e999999999999", "0.0"),
-        ("-1e-9999", "-0.0"),
+        ("0e999999999999", "0e999999999999"),
+        ("-1e-9999", "-1e-9999"),
+        ("9e-309", "9e-309"),
         (f"1e{'0' * 5000}5", "1000000000000000e-10"),
     ],
 )

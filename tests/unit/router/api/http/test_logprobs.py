@@ -23,8 +23,8 @@ def test_bytes_are_those_of_the_token(tokens: list[bytes]) -> None:
 
 
 def test_the_likeliest_token_of_a_text_stands_for_it() -> None:
-    """Tokens that are parts of characters share the text U+FFFD."""
+    """Tokens that are parts of characters share the text U+FFFD. The likeliest comes first."""
     texts = {1: "\ufffd", 2: "\ufffd", 3: "a"}
     scores = [TokenLogprobs(-0.1, ((1, -0.1), (3, -3.0), (2, -9.0)))]
     (top,) = completion_logprobs([1], texts, scores, [0])["top_logprobs"]
-    assert top == {"\ufffd": -0.1, "a": -3.0}
+    assert list(top.items()) == [("\ufffd", -0.1), ("a", -3.0)]

@@ -314,6 +314,21 @@ async def test_errors_name_the_field_of_the_dialect(
     assert error["message"].startswith(param), error
 
 
+async def test_a_name_in_quotes_is_the_clients(http: httpx.AsyncClient) -> None:
+    """The field `guidance` is called response_format here."""
+    request = _CHAT | {"model": "acme/guidance-7b", "response_format": {"type": "json_object"}}
+    response = await http.post("/v1/chat/completions", json=request)
+    assert response.status_code == 404
+    assert "acme/guidance-7b" in response.json()["error"]["message"]
+
+
+async def test_too_many_scores_name_the_fields_of_the_dialect(http: httpx.AsyncClient) -> None:
+    many = {"input": "x", "include": [LOGPROBS], "top_logprobs": 20, "max_output_tokens": 200_000}
+    error = (await http.post("/v1/responses", json=many)).json()["error"]
+    assert error["param"] == "top_logprobs"
+    assert "max_output_tokens or top_logprobs" in error["message"]
+
+
 @pytest.mark.parametrize(
     "content",
     [
