@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 from contextlib import AsyncExitStack
@@ -85,8 +86,10 @@ async def _control(
     # Before anything starts.
     if len(pools) == 1:
         resolve_model(config.model.path)
-    # Differs from the owner of any earlier process, also of one with the same process id.
-    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    # Differs from the owner of any earlier process, also of one with the same process id. A host
+    # name may have any characters.
+    host = re.sub("[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+    owner = f"host-{host}-{os.getpid()}-{secrets.token_hex(4)}"
     async with AsyncExitStack() as exits:
         registries = [
             await exits.enter_async_context(

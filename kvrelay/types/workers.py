@@ -194,7 +194,8 @@ class WorkerInfo:
         """
         if num_tokens <= self.window_tokens or not self.window_tokens:
             return num_tokens
-        share = self.windowed_share
+        # A worker may report any number.
+        share = min(1.0, self.windowed_share)
         return math.ceil(num_tokens * (1 - share) + self.window_tokens * share)
 
     @property

@@ -87,8 +87,16 @@ def check_times(*seconds: float) -> None:
         )
 
 
+def _check_counts(message: pb.PrefillTimings) -> None:
+    """Raises InvalidArgument for counts that no worker can have, because sums of them are told."""
+    for field in ("cached_tokens", "fetched_tokens", "chunks"):
+        if (value := getattr(message, field)) < 0:
+            raise InvalidArgument(f"{field} {value} is out of range; it is at least 0", field=field)
+
+
 def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:
     check_times(message.queue_seconds, message.compute_seconds, message.fetch_seconds)
+    _check_counts(message)
     # It becomes a label and a text for people.
     source = message.fetched_from if message.fetched_from.isidentifier() else ""
     return to_value(PrefillTimings, message, fetched_from=source[:16])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvrelay.clock import Clock
-from kvrelay.errors import Unavailable
+from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import VERSION
 from kvrelay.types.control_plane import RouterLoad
@@ -102,7 +102,8 @@ class Heartbeat:
                 # counted.
                 counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
                 self.trouble = ""
-            except Unavailable as error:
+            # Other errors than Unavailable are about one value, and must not end the router.
+            except KvRelayError as error:
                 if not self.trouble:
                     log.warning("heartbeat_failed", reason=error.message)
                 self.trouble = error.message

@@ -345,7 +345,10 @@ class Driver:
                 case Preempted(request_id, worker_id, why):
                     log.info("request_preempted", request=request_id, worker=worker_id, reason=why)
                 case End(request_id):
-                    stream = self._streams.pop(request_id)
+                    stream = self._streams.pop(request_id, None)
+                    if stream is None:
+                        # An error ended its submission.
+                        continue
                     stream.end(effect, now)
                     self.recent.append(stream)
                     if not self._streams:

@@ -17,6 +17,7 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types.requests import SequenceSpec
 from kvrelay.types.workers import WorkerInfo
+from kvrelay.wire.encoding.fields import answered
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.worker import (
     Decoded,
@@ -202,7 +203,9 @@ class WorkerSession:
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> Decoded | None:
         message = await call.read()
-        return None if message is grpc.aio.EOF else decode_events(message)
+        if message is grpc.aio.EOF:
+            return None
+        return decode_events(answered(message, self.info.worker_id))
 
     async def _send(
         self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]

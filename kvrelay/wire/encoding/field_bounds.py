@@ -20,7 +20,7 @@ MAX_DEPTH = 16
 # Bytes that take as long to inspect as one field.
 FIELD_COST = 64
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _BYTES, _GROUP, _FIXED32 = 0, 1, 2, 3, 5
 # Varint bytes that are followed by another byte.
 _CONTINUED = bytes(range(0x80, 0x100))
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
@@ -61,8 +61,9 @@ def check_fields(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[
     their equivalent.
 
     Raises InvalidArgument, naming the field, for a repeated field with more entries than its bound,
-    or with entries but no bound. Raises InvalidArgument for a message with too many fields. Bytes
-    that are not a message of this type are left to the parser, which rejects them cheaply.
+    or with entries but no bound. Raises InvalidArgument for a message with too many fields, or with
+    a group. Bytes that are not a message of this type are left to the parser, which rejects them
+    cheaply.
     """
     try:
         yield from _check(data, message, bounds)
@@ -94,8 +95,11 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
                 size, at = decode(view, at)
             elif wire_type == _VARINT:
                 _, at = decode(view, at)
+            elif wire_type == _GROUP:
+                # The parser would skip it and read what follows, unbounded.
+                raise InvalidArgument("the message contains a group, which is not supported")
             elif not size:
-                raise Malformed("the message contains a group, which is not supported")
+                raise Malformed("the message has a field of an unknown type")
             if at + size > end:
                 raise Malformed("a field is cut off")
             field = kind.fields_by_number.get(number)

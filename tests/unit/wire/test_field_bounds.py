@@ -8,13 +8,14 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.hostile_requests import GRPC_MESSAGES
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire import cluster, inference
+from kvrelay.wire.encoding import varint
 from kvrelay.wire.encoding.field_bounds import MAX_FIELDS, check_fields, repeated_fields
 from router.api.grpc.bounds import field_bounds
 
@@ -127,6 +128,33 @@ def test_any_bytes_pass_or_are_refused(data: bytes) -> None:
         pb.GenerateRequest.FromString(data)
     except DecodeError:
         return
+
+
+def _tagged(number: int, wire_type: int, content: bytes) -> bytes:
+    return varint.encoded(number << 3 | wire_type) + content
+
+
+_numbers = st.sampled_from([*REQUEST.fields_by_number, 1005, 2**29 - 1])
+_fields = st.one_of(
+    st.builds(_tagged, _numbers, st.just(0), st.integers(0, 2**64 - 1).map(varint.encoded)),
+    st.builds(_tagged, _numbers, st.just(2), st.sampled_from([b"\0", b"\2\1\1", b"\1x"])),
+    st.builds(_tagged, _numbers, st.sampled_from([1, 5]), st.sampled_from([b"1234", b"12345678"])),
+    # Groups, and what is no type at all.
+    st.builds(_tagged, _numbers, st.sampled_from([3, 4, 6, 7]), st.just(b"")),
+)
+
+
+@given(st.lists(_fields, max_size=20))
+@example([_tagged(1005, 3, b""), _tagged(1005, 4, b""), *[_tagged(4, 2, b"\0")] * 9])
+def test_nothing_stops_the_counting_before_the_parser_stops(fields: list[bytes]) -> None:
+    data, most = b"".join(fields), 3
+    try:
+        sum(check_fields(data, REQUEST, dict.fromkeys(BOUNDS, most)))
+        parsed = pb.GenerateRequest.FromString(data)
+    except (InvalidArgument, DecodeError):
+        return
+    for field, value in parsed.ListFields():
+        assert not field.is_repeated or len(value) <= most
 
 
 @pytest.mark.parametrize("name", GRPC_MESSAGES)

@@ -213,6 +213,12 @@ def test_times_that_nobody_measured_are_an_error(
     "tokens",
     [
         pb.SequenceTokens(request_id="r", token_ids=[5, -1]),
+        *(
+            pb.SequenceTokens(
+                request_id="r", token_ids=[5], prefill=pb.PrefillTimings(**{name: -1})
+            )
+            for name in ("cached_tokens", "fetched_tokens", "chunks")
+        ),
         pb.SequenceTokens(
             request_id="r", logprobs=[inference.pb.TokenLogprobs(top=[{"token_id": -1}])]
         ),

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
-from support.fake_worker import FakeWorkerServer, answer
+from support.fake_worker import FakeWorkerServer, answer, worker_info
 from support.router_harness import RouterHarness, inference_stub, running_router
 from support.wire_mutations import UNKNOWN, mutations
 from write_wire_golden import example
@@ -21,7 +21,7 @@ from write_wire_golden import example
 from kvrelay.protocol_version import VERSION, Protocol
 from kvrelay.wire import cluster
 from kvrelay.wire.inference import pb as inference_pb
-from kvrelay.wire.worker import pb
+from kvrelay.wire.worker import Welcome, event_to_proto, pb
 from kvrelay.worker_messages import Abort
 
 PROMPT = (10, 11, 12)
@@ -135,6 +135,40 @@ async def test_an_odd_event_is_its_own_requests_trouble(
             await bystander.goes_on()
             call.cancel()
         await bystander.ends_well()
+
+
+async def test_an_event_that_cannot_be_read_ends_its_session_alone() -> None:
+    """A text that is not UTF-8, as of a version in which the field has bytes."""
+    failed = pb.SessionResponse.DESCRIPTOR.fields_by_name["failed"].number
+    unreadable = bytes([failed << 3 | 2, 4, 0x22, 2, 0xFF, 0xFE])
+    ended = asyncio.Event()
+
+    async def session(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        await anext(requests)
+        try:
+            yield event_to_proto(Welcome("decode-9", 1)).SerializeToString()
+            yield unreadable
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    handler = grpc.stream_stream_rpc_method_handler(session)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("kvrelay.v1.WorkerService", {"Session": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with running_router(prefill=0) as router, inference_stub(router.grpc) as stub:
+        router.registry.entries["decode-9"] = worker_info("decode-9", "decode", f"127.0.0.1:{port}")
+        router.registry.announced.set()
+        async with asyncio.timeout(60):
+            await ended.wait()
+        call = stub.Generate(request("after", 4))
+        assert [token async for one in call for token in one.token_ids] == answer(PROMPT, 3, 4)
+    await server.stop(None)
 
 
 async def test_unknown_events_and_a_second_welcome_are_ignored() -> None:
