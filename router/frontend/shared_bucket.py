@@ -20,6 +20,8 @@ _STATE = struct.Struct("<ddq")
 # Time in which a process gets the lock, in seconds. The event loop waits for it.
 _LOCK_S = 0.002
 _PAUSE_S = 5e-5
+# Time in which a process that did not get the lock does not wait for it again, in seconds.
+_NO_WAIT_S = 0.1
 
 log = get_logger("router.limits")
 
@@ -37,7 +39,8 @@ class SharedBucket(Bucket):
     some microseconds. A process that ends leaves the lock to the others.
 
     Without space for the file, each process counts for itself. While another process does not
-    release the lock, a process counts for itself, and adds that when it has the lock again.
+    release the lock, a process counts for itself, and adds that when it has the lock again. The
+    tenant then owes at most the limit of a minute.
     """
 
     def __init__(self, path: Path, per_minute: int, now: float) -> None:
@@ -47,6 +50,8 @@ class SharedBucket(Bucket):
         self._path: Path | None = path
         # Tokens that were taken, less those given back, without the lock.
         self._owed = 0
+        # Until then, the process does not wait for the lock.
+        self._no_wait_until = 0.0
         self.resize(per_minute, now)
 
     def take(self, amount: int, now: float) -> float:
@@ -102,10 +107,11 @@ class SharedBucket(Bucket):
             self._no_longer(error)
             return None
         try:
-            if _locked(file):
+            if self._locked(file):
                 if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
                     self._level, self._at, self.per_minute = _STATE.unpack(state)
-                    self._level = min(self._level - self._owed, self.per_minute)
+                    level = min(self._level - self._owed, self.per_minute)
+                    self._level = max(level, -self.per_minute)
                 self._owed = 0
                 return file
         except OSError as error:
@@ -113,21 +119,30 @@ class SharedBucket(Bucket):
         os.close(file)
         return None
 
+    def _locked(self, file: int) -> bool:
+        """Locks the file. Returns False if another process does not release it. Raises OSError."""
+        until = time.perf_counter() + _LOCK_S
+        while not _try_lock(file):
+            now = time.perf_counter()
+            if now < self._no_wait_until:
+                return False
+            if now > until:
+                self._no_wait_until = now + _NO_WAIT_S
+                return False
+            # The process that has the lock may wait for this core.
+            time.sleep(_PAUSE_S)
+        self._no_wait_until = 0.0
+        return True
+
     def _no_longer(self, error: OSError) -> None:
         log.warning("limit_not_shared", file=str(self._path), reason=error.strerror)
         self._path = None
 
 
-def _locked(file: int) -> bool:
-    """Locks the file. Returns False if another process does not release it. Raises OSError."""
-    until = time.perf_counter() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.perf_counter() > until:
-                return False
-            # The process that has the lock may wait for this core.
-            time.sleep(_PAUSE_S)
-        else:
-            return True
+def _try_lock(file: int) -> bool:
+    """Locks the file unless another process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -113,3 +113,49 @@ def test_a_process_that_is_frozen_with_the_lock_holds_nobody_up(tmp_path: Path) 
     assert bucket.wait(1, 0.0) == 0
     assert SharedBucket(tmp_path / "acme", 50, 0.0).take(26, 0.0) > 0
     assert SharedBucket(tmp_path / "acme", 50, 0.0).take(25, 0.0) == 0
+
+
+def test_after_a_freeze_a_tenant_owes_at_most_the_limit_of_a_minute(tmp_path: Path) -> None:
+    shared = [SharedBucket(tmp_path / "acme", 60, 0.0) for _ in range(4)]
+    with (tmp_path / "acme").open() as frozen:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        for now in range(0, 600, 60):
+            assert all(one.take(60, float(now)) == 0 for one in shared)
+    for one in shared:
+        one.wait(1, 600.0)
+    # A minute until nothing is owed, and a second for each token.
+    assert all(one.wait(1, 600.0) == pytest.approx(61) for one in shared)
+
+
+class Clock:
+    """A clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
+
+
+def test_a_freeze_blocks_the_event_loop_once_in_a_tenth_of_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("router.frontend.shared_bucket.time", clock)
+    bucket = SharedBucket(tmp_path / "acme", 50, 0.0)
+    with (tmp_path / "acme").open() as frozen:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        for seconds in range(1, 4):
+            for _ in range(100):
+                bucket.wait(1, 0.0)
+            assert clock.slept == pytest.approx(0.002 * seconds, rel=0.1)
+            clock.now += 0.11
+        assert bucket.take(20, 0.0) == 0
+    # It tries without waiting, so it has the lock as soon as the file is free.
+    assert bucket.wait(30, 0.0) == 0
+    assert SharedBucket(tmp_path / "acme", 50, 0.0).take(31, 0.0) > 0
