@@ -170,6 +170,10 @@ class Tokenizer:
         """
         return [self._backend.id_to_token(one) or "" for one in ids]
 
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is a byte-fallback token."""
+        return self._backend.id_to_token(token_id) in _BYTES
+
     def bytes_of(self, token_id: int) -> bytes:
         """Returns the bytes of a token's text. The bytes of a token that is a part of a character
         are no valid UTF-8.
@@ -296,6 +300,7 @@ class TokenOffsets:
     """Where the text of each token begins in the text of a growing sequence."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
         self._text = _Detokenizer(tokenizer, prompt_ids)
         # Characters of the text before `_held`, the text that still may change.
         self._shown = 0
@@ -314,6 +319,10 @@ class TokenOffsets:
         if text == before and text.endswith(_REPLACEMENT):
             # The token continues a character that is still incomplete.
             same -= 1
+        elif self._tokenizer.is_byte(token_id):
+            # Each byte of a character that is still incomplete is a U+FFFD.
+            whole = text.rstrip(_REPLACEMENT)
+            same = len(whole) if whole == before.rstrip(_REPLACEMENT) else same
         offset = self._shown + same
         self._shown += len(piece)
         self._held = "" if piece else text
@@ -335,11 +344,8 @@ class _Detokenizer:
         self._window = list(prompt_ids[-_MAX_WINDOW:])
         text = tokenizer.decode(self._window)
         if len(prompt_ids) > _MAX_WINDOW and text.startswith(_REPLACEMENT):
-            # The window may begin within a character.
-            begins = (self._window[cut:] for cut in range(1, _CHARACTER_BYTES))
-            texts = ((tokenizer.decode(one), one) for one in begins)
-            whole = (one for one in texts if not one[0].startswith(_REPLACEMENT))
-            text, self._window = next(whole, (text, self._window))
+            self._window = _from_whole_character(tokenizer, self._window)
+            text = tokenizer.decode(self._window)
         # Tokens.
         self._context = len(self._window)
         # What of the window's text is shown.
@@ -391,6 +397,18 @@ class _Detokenizer:
         self._shown = self._tokenizer.text_of(self._window)
         self._beginnings = []
         return piece
+
+
+def _from_whole_character(tokenizer: Tokenizer, window: list[int]) -> list[int]:
+    """Returns the window without the tokens of a character that begins before it. The window may
+    also end within a character.
+    """
+    for left in range(_CHARACTER_BYTES):
+        end = len(window) - left
+        for cut in range(_CHARACTER_BYTES):
+            if not tokenizer.decode(window[cut:end]).startswith(_REPLACEMENT):
+                return window[cut:]
+    return window
 
 
 class _StopStrings:

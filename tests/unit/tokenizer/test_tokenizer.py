@@ -128,6 +128,29 @@ class TestTokenOffsets:
                 if "\ufffd" not in own:
                     assert shown[offset:].lstrip(" ").startswith(own.lstrip(" "))
 
+    @given(st.text(alphabet="aé日😀", max_size=30), st.integers(0, 100))
+    @example("你", 0)
+    @example("😀", 0)
+    @example("😀" * 20, 66)
+    def test_each_byte_of_a_character_is_where_the_character_is(self, text: str, cut: int) -> None:
+        data = text.encode()
+        places = [at for at, one in enumerate(text) for _ in one.encode()]
+        ids = [*map(_byte, data)]
+        offsets = TokenOffsets(sentencepiece_like(), ids[:cut])
+        first = places[cut] if cut < len(places) else 0
+        assert [offsets.push(one) for one in ids[cut:]] == [at - first for at in places[cut:]]
+
+    @given(
+        st.lists(st.integers(0, 255).map(_byte) | st.integers(257, 264), max_size=90),
+        st.integers(0, 90),
+    )
+    @example([_byte(one) for one in "\ufffd你".encode()], 0)
+    @example([_byte(one) for one in "\ufffdé".encode()], 1)
+    def test_offsets_of_bytes_never_decrease(self, ids: list[int], cut: int) -> None:
+        offsets = TokenOffsets(sentencepiece_like(), ids[:cut])
+        found = [offsets.push(one) for one in ids[cut:]]
+        assert found == sorted(found)
+
 
 class TestTokenizer:
     @given(texts, st.booleans())
@@ -442,3 +465,15 @@ def test_a_prompt_that_ends_in_many_bytes_does_not_garble_the_answer(characters:
     answer = "\u1000\u1001" * 4
     ids = [_byte(one) for one in answer.encode()]
     assert "".join(pieces(TextStream(sentencepiece_like(), prompt_ids=prompt), ids)) == answer
+
+
+@pytest.mark.parametrize("cut", range(60, 84))
+@pytest.mark.parametrize("part", ["é", "\u1000", "😀", "é\u1000😀"])
+def test_a_prompt_of_many_bytes_may_end_within_a_character(part: str, cut: int) -> None:
+    """The window of the prompt's last tokens may also begin within a character."""
+    text = part * 60
+    data = text.encode()
+    prompt, ids = [*map(_byte, data[:cut])], [*map(_byte, data[cut:])]
+    whole = len(data[:cut].decode(errors="ignore"))
+    shown = pieces(TextStream(sentencepiece_like(), prompt_ids=prompt), ids)
+    assert "".join(shown) == text[whole:]
