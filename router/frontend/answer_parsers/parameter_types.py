@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 # JSON's types of Python values.
@@ -19,6 +19,8 @@ _TYPES = {
 }
 # Most parts of a schema that are looked at.
 _MOST_PARTS = 64
+# Most characters of a reference that is followed.
+_MOST_REFERENCE = 1000
 # How Python writes JSON's literals.
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 
@@ -28,52 +30,70 @@ def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def is_string(schema: object, whole: object) -> bool:
-    """Whether any text is a string. True for a parameter without a schema. `whole`: the schema of
-    all parameters, to which references refer.
+class Types(NamedTuple):
+    """What a parameter's schema allows."""
+
+    names: frozenset[str]
+    # Strings that are allowed beside types other than "string".
+    words: frozenset[str] = frozenset()
+
+    @property
+    def is_string(self) -> bool:
+        """Whether any text is a string."""
+        return self.names == {"string"}
+
+
+def types_of(schema: object, whole: object) -> Types:
+    """Returns the types of a schema and of its alternatives. If these name none but null: also
+    those of the schemas that apply, too, and of the values that a schema without a type allows. A
+    parameter without a schema is a string. `whole`: the schema of all parameters, to which
+    references refer.
     """
-    return not isinstance(schema, Mapping) or set(_types(schema, whole)) == {"string"}
+    if not isinstance(schema, Mapping):
+        return Types(frozenset({"string"}))
+    parts = [*_parts(schema, whole, ("anyOf", "oneOf"))]
+    names = {*_named_types(parts)}
+    if names <= {"null"}:
+        parts = [*_parts(schema, whole, ("anyOf", "oneOf", "allOf"))]
+        names.update(_named_types(parts))
+        names.update(_TYPES[type(value)] for value in _values(parts))
+    words = (value for value in _values(parts) if isinstance(value, str))
+    return Types(frozenset(names), frozenset(words))
 
 
-def value_json(text: str, schema: object, whole: object) -> str:
-    """Returns the text as JSON. Text that does not fit the schema becomes a string. `whole`: the
-    schema of all parameters, to which references refer.
+def value_json(text: str, types: Types) -> str:
+    """Returns the text as JSON. Text that does not fit the schema becomes a string.
 
     If the schema allows strings, all text but "null" is a string. If it names no type, only an
     object and an array are not strings.
     """
-    types = set(_types(schema, whole))
     value = text.strip()
     value = _LITERALS.get(value, value)
-    if "string" in types:
-        is_json = value == "null" and "null" in types
+    if "string" in types.names:
+        is_json = value == "null" and "null" in types.names
+    elif types.names:
+        is_json = text not in types.words
     else:
-        is_json = bool(types) or value.startswith(("{", "["))
+        is_json = value.startswith(("{", "["))
     return value if is_json and _is_valid(value) else f'"{escape(text)}"'
-
-
-def _types(schema: object, whole: object) -> Iterator[str]:
-    """Yields the types of a schema and of its alternatives. If these name none: the types of the
-    schemas that also apply, or else of the allowed values.
-    """
-    alternatives = ("anyOf", "oneOf")
-    found = [*_named_types(_parts(schema, whole, alternatives))]
-    parts = [*_parts(schema, whole, (*alternatives, "allOf"))]
-    yield from found or [*_named_types(parts)] or _types_of_values(parts)
 
 
 def _named_types(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for part in parts:
         types = part.get("type")
-        names = types if isinstance(types, list) else [types]
+        names = types[:_MOST_PARTS] if isinstance(types, list) else [types]
         yield from (name for name in names if isinstance(name, str))
 
 
-def _types_of_values(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _values(parts: Iterable[Mapping[str, Any]]) -> Iterator[object]:
+    """Yields the values that parts without a type allow."""
     for part in parts:
-        values = part["enum"] if isinstance(part.get("enum"), list) else []
-        values = [part["const"]] if "const" in part else values[:_MOST_PARTS]
-        yield from (_TYPES[type(value)] for value in values)
+        if any(_named_types([part])):
+            continue
+        if "const" in part:
+            yield part["const"]
+        elif isinstance(part.get("enum"), list):
+            yield from part["enum"][:_MOST_PARTS]
 
 
 def _parts(schema: object, whole: object, keywords: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -81,6 +101,7 @@ def _parts(schema: object, whole: object, keywords: Sequence[str]) -> Iterator[M
     circle.
     """
     left = [schema]
+    followed: set[str] = set()
     for _ in range(_MOST_PARTS):
         if not left:
             return
@@ -91,20 +112,32 @@ def _parts(schema: object, whole: object, keywords: Sequence[str]) -> Iterator[M
         for key in keywords:
             if isinstance(part.get(key), list):
                 left += part[key][:_MOST_PARTS]
-        if isinstance(part.get("$ref"), str):
-            left.append(_referred(part["$ref"], whole))
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            left.append(_referred(reference, whole))
 
 
 def _referred(reference: str, whole: object) -> object:
     """Returns the part of the schema that a JSON pointer names; None if there is none."""
+    if len(reference) > _MOST_REFERENCE:
+        return None
     # LiteLLM omits the #.
     start, *steps = unquote(reference).split("/", _MOST_PARTS)
     if start not in ("#", ""):
         return None
     for step in steps:
-        name = step.replace("~1", "/").replace("~0", "~")
-        whole = whole.get(name) if isinstance(whole, Mapping) else None
+        whole = _inner(whole, step)
     return whole
+
+
+def _inner(part: object, step: str) -> object:
+    """Returns what a step of a JSON pointer names; None if there is none."""
+    if isinstance(part, Mapping):
+        return part.get(step.replace("~1", "/").replace("~0", "~"))
+    if isinstance(part, list) and step.isascii() and step.isdecimal() and int(step) < len(part):
+        return part[int(step)]
+    return None
 
 
 def _is_valid(text: str) -> bool:

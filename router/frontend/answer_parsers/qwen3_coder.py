@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 
-from router.frontend.answer_parsers.parameter_types import escape, is_string, value_json
+from router.frontend.answer_parsers.parameter_types import Types, escape, types_of, value_json
 from router.frontend.answer_parsers.stepped_parser import MarkedParser
 from router.frontend.answer_parsers.text_reader import MarkerSet, Steps
-from router.frontend.answer_parsers.tools import Tools, mapping, parameters_of, tool_names
+from router.frontend.answer_parsers.tools import Schema, Tools, mapping, parameters_of, tool_names
 
 MARKERS = ("<tool_call>", "</tool_call>")
 
@@ -46,6 +46,8 @@ class Qwen3CoderParser(MarkedParser):
         super().__init__((_BEGIN, _FUNCTION), (_END,))
         self._tools = tools
         self._names = tool_names(tools)
+        # By function and parameter.
+        self._types: dict[tuple[str, str], Types] = {}
 
     def call(self, marker: str) -> Steps[bool]:
         """See MarkedParser."""
@@ -64,7 +66,6 @@ class Qwen3CoderParser(MarkedParser):
 
     def _arguments(self, name: str) -> Steps[None]:
         whole = parameters_of(self._tools, name)
-        schemas = mapping(whole.get("properties"))
         before = "{"
         tag = yield from self._tag()
         while tag == _PARAMETER:
@@ -73,19 +74,26 @@ class Qwen3CoderParser(MarkedParser):
                 break
             self.add_arguments(f'{before}"{escape(key)}": ')
             before = ", "
-            end = yield from self._value(schemas.get(key), whole)
+            end = yield from self._value(self._types_of(name, key, whole))
             tag = end if end != _PARAMETER_END else (yield from self._tag())
         if tag in _CALL_ENDS:
             self.add_arguments("{}" if before == "{" else "}")
+
+    def _types_of(self, function: str, parameter: str, whole: Schema) -> Types:
+        key = (function, parameter)
+        if key not in self._types:
+            schema = mapping(whole.get("properties")).get(parameter)
+            self._types[key] = types_of(schema, whole)
+        return self._types[key]
 
     def _tag(self) -> Steps[str]:
         yield from self.reader.spaces()
         return (yield from self.reader.accept(_PARAMETER, *_CALL_ENDS))
 
-    def _value(self, schema: object, whole: object) -> Steps[str]:
+    def _value(self, types: Types) -> Steps[str]:
         """Adds a value. Returns the marker that ends the value, or "" at the end of the answer."""
         yield from self.reader.accept("\n")
-        if is_string(schema, whole):
+        if types.is_string:
             self.add_arguments('"')
             end = yield from self.reader.until(
                 _VALUE_END_MARKERS, lambda text: self.add_arguments(escape(text))
@@ -95,5 +103,5 @@ class Qwen3CoderParser(MarkedParser):
             pieces: list[str] = []
             end = yield from self.reader.until(_VALUE_END_MARKERS, pieces.append)
             text = "".join(pieces)
-            self.add_arguments(value_json(text, schema, whole) if end else text)
+            self.add_arguments(value_json(text, types) if end else text)
         return end.lstrip("\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
 from unit.router.frontend.answer_parsers.parsed_answers import (
     call,
@@ -11,6 +13,7 @@ from unit.router.frontend.answer_parsers.parsed_answers import (
     tool,
 )
 
+from router.frontend.answer_parsers import parameter_types
 from router.frontend.answer_parsers.events import CallArguments
 from router.frontend.answer_parsers.qwen3_coder import Qwen3CoderParser
 
@@ -92,6 +95,12 @@ def test_answers_are_parsed(answer: str, parts: list[tuple[str, ...]]) -> None:
         ({"description": "a city"}, "5", '"5"'),
         ({"type": "array"}, "[" * 100_000, '"' + "[" * 100_000 + '"'),
         ({"type": {}, "anyOf": 3}, "x", '"x"'),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "null"}]}, "1", '"1"'),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "null"}]}, "None", "null"),
+        ({"anyOf": [{"const": "1.0"}, {"type": "null"}]}, "1.0", '"1.0"'),
+        ({"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}, "1", "1"),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "boolean"}]}, "1", '"1"'),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "boolean"}]}, "True", "true"),
         (None, "5", '"5"'),
         (True, "5", '"5"'),
     ],
@@ -119,6 +128,11 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"type": "integer", "allOf": [{"type": ["integer", "string"]}]}, "5", "5"),
         ({"$ref": "/$defs/Level"}, "5", "5"),
         ({"$ref": "#/$defs/My%20Level"}, "5", "5"),
+        ({"$ref": "#/$defs/Any/anyOf/1"}, "5", "5"),
+        ({"$ref": "#/$defs/Any/anyOf/0"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Any/anyOf/2"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Any/anyOf/-1"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Any/anyOf/one"}, "5", '"5"'),
         ({"const": True}, "True", "true"),
     ],
 )
@@ -131,8 +145,41 @@ def test_values_have_the_types_that_references_name(schema: object, text: str, v
         "My Level": {"type": "integer"},
         "Circle": {"anyOf": [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Circle"}]},
         "a/b": {"type": "number"},
+        "Any": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
     }
     assert parsed("qwen3_coder", xml(text), [given]) == [call("f", f'{{"p": {value}}}')]
+
+
+@pytest.mark.parametrize("length", [100, 1_000, 100_000])
+def test_a_reference_in_a_circle_is_followed_once_for_all_values(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    reference = f"#/$defs/{'%61' * (length // 3)}"
+    given = tool("f", {"p": {"$ref": reference}})
+    given["function"]["parameters"]["$defs"] = {"a" * (length // 3): {"$ref": reference}}
+    unquoted: list[str] = []
+    monkeypatch.setattr(
+        parameter_types, "unquote", lambda text: unquoted.append(text) or unquote(text)
+    )
+    answer = "\n".join([xml("5")] * 10)
+    assert parsed("qwen3_coder", answer, [given]) == [call("f", '{"p": "5"}')] * 10
+    # With the schemas of allOf, and without.
+    assert len(unquoted) <= 2
+    assert sum(map(len, unquoted)) <= 2_000
+
+
+def test_few_of_many_types_are_looked_at() -> None:
+    looked_at = 0
+
+    class Name(str):
+        def __hash__(self) -> int:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__hash__()
+
+    given = tool("f", {"p": {"type": [Name("number") for _ in range(10_000)]}})
+    assert parsed("qwen3_coder", xml("5"), [given]) == [call("f", '{"p": 5}')]
+    assert looked_at <= 1_000
 
 
 @pytest.mark.parametrize(
