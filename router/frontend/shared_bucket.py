@@ -111,7 +111,8 @@ class SharedBucket(Bucket):
                 if len(state := os.pread(file, _STATE.size, 0)) == _STATE.size:
                     self._level, self._at, self.per_minute = _STATE.unpack(state)
                     level = min(self._level - self._owed, self.per_minute)
-                    self._level = max(level, -self.per_minute)
+                    # What the others took is bounded, not what they owe already.
+                    self._level = max(level, min(self._level, -self.per_minute))
                 self._owed = 0
                 return file
         except OSError as error:
