@@ -45,6 +45,22 @@ def test_never_before_the_servers_delay(draw: float, delay: float, failures: int
     assert retry.failed(ResourceExhausted("full", retry_after_s=delay), 0.0) >= delay
 
 
+def test_the_longest_delay_of_a_round_counts_whichever_target_asked_for_it() -> None:
+    full = ResourceExhausted("full", retry_after_s=30.0)
+    less = ResourceExhausted("full", retry_after_s=2.0)
+    retry = make(num_targets=2, max_attempts=10, draw=0.0)
+    rounds = [(full, DOWN), (full, less), (DOWN, less), (DOWN, DOWN)]
+    waits = [retry.failed(error, 0.0) for one in rounds for error in one]
+    assert waits == [0.0, 30.0, 0.0, 30.0, 0.0, 2.0, 0.0, 0.0]
+
+
+def test_a_delay_from_before_the_progress_does_not_count() -> None:
+    retry = make(num_targets=2, draw=0.0)
+    retry.failed(ResourceExhausted("full", retry_after_s=30.0), 0.0)
+    retry.progress()
+    assert [retry.failed(DOWN, 0.0) for _ in range(2)] == [0.0, 0.0]
+
+
 def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
     retry = make(max_attempts=3)
     retry.failed(DOWN, 0.0)
