@@ -90,6 +90,7 @@ def run(
     from kvrelay.loadtest.report.tables import report_table
 
     options.can_be_written(file, html)
+    options.finite(timeout=timeout)
     seed = options.seed_of(seed)
 
     if concurrency:
@@ -181,6 +182,7 @@ def sweep(
 
     options.can_be_written(file, html)
     options.above_zero(attainment=attainment, precision=precision)
+    options.finite(timeout=timeout, precision=precision)
     if attainment > 1:
         raise typer.BadParameter(
             f"--attainment {attainment:g} is above 1; give a share such as 0.9."

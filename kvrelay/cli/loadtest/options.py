@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -183,8 +184,7 @@ class Load(Protocol):
 
 def _check_duration(duration: float | None) -> None:
     above_zero(duration=duration)
-    if duration == float("inf"):
-        raise typer.BadParameter("--duration inf is not finite; give a number of seconds.")
+    finite(duration=duration)
 
 
 def seed_of(given: int | None) -> int:
@@ -200,6 +200,17 @@ def above_zero(**numbers: float | None) -> None:
         if number is not None and not number > 0:
             raise typer.BadParameter(
                 f"--{name.replace('_', '-')} is {number:g}; give a number above 0."
+            )
+
+
+def finite(**numbers: float | None) -> None:
+    """Raises typer.BadParameter for an option that is not finite: a report cannot hold it. None is
+    not checked.
+    """
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise typer.BadParameter(
+                f"--{name.replace('_', '-')} {number:g} is not finite; give a finite number."
             )
 
 
@@ -261,8 +272,6 @@ def workload(
     seed: int,
 ) -> Workload:
     """Returns a random load. Raises InvalidArgument or typer.BadParameter."""
-    import math
-
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.rate import parse_rate, seconds_of
     from kvrelay.loadtest.workload import Workload
@@ -305,6 +314,7 @@ def replay(
     _check_duration(duration)
     if not begin >= 0:
         raise typer.BadParameter(f"--trace-start is {begin:g}; give 0 or more seconds.")
+    finite(trace_start=begin)
     if form not in (None, *FORMATS):
         raise typer.BadParameter(
             f"--trace-format {form} is unknown; allowed are {', '.join(FORMATS)}."

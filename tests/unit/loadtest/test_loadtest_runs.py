@@ -9,8 +9,10 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from starlette.requests import Request
@@ -18,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from support.openai_server import WHY, HttpServer, http_serving, sse
 from support.scripted_router import ScriptedRouter, Step, last, serving, tokens
 
+from kvrelay.cli.loadtest import app
 from kvrelay.cli.loadtest.options import can_be_written
 from kvrelay.cli.main import run
 from kvrelay.config.model_sections import RouterConfig
@@ -295,6 +298,32 @@ def test_bad_sweeps_are_one_line_and_2(capsys: Output, arguments: list[str], wor
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def float_options() -> Iterator[tuple[str, str]]:
+    """The commands with their options that are floats, except the one that may be inf."""
+    for command in (app.run, app.sweep):
+        for name, kind in get_type_hints(command).items():
+            if kind in (float, float | None) and name != "burstiness":
+                yield command.__name__, f"--{name.replace('_', '-')}"
+
+
+FLOATS = list(float_options())
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(("command", "option"), FLOATS)
+def test_an_option_that_is_not_finite_is_refused_before_the_test(
+    command: str, option: str, value: str, capsys: Output
+) -> None:
+    others = ["--trace", SAMPLE] if command == "run" else ["--goodput", "ttft:1"]
+    assert run(["loadtest", command, *others, option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option in line
+
+
+def test_the_options_that_are_floats_are_found() -> None:
+    assert {("run", "--timeout"), ("run", "--trace-start"), ("sweep", "--timeout")} <= {*FLOATS}
 
 
 def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> None:
