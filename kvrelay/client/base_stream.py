@@ -81,8 +81,9 @@ class BaseStream:
         """
         try:
             seconds = self._retry.failed(error, time.monotonic())
-        except KvRelayError:
-            self._error = error
+        except KvRelayError as told:
+            # The next read raises it again.
+            self._error = told
             raise
         tell(error, seconds)
         return seconds

@@ -433,6 +433,17 @@ def test_reading_on_after_a_failure_raises_it_again() -> None:
     assert len(router.requests) == 1
 
 
+def test_reading_on_raises_what_a_router_answered_though_another_is_gone(nobody: str) -> None:
+    router = ScriptedRouter([kvrelay.Unavailable("draining")])
+    once_each = kvrelay.RetryPolicy(max_attempts=2)
+    with serving(router) as target, kvrelay.Client([target, nobody], retry=once_each) as client:
+        stream = client.generate("p")
+        for _ in range(2):
+            with pytest.raises(kvrelay.Unavailable, match="draining"):
+                stream.result()
+    assert len(router.requests) == 1
+
+
 async def test_another_task_may_cancel_an_asyncio_stream() -> None:
     router = ScriptedRouter(["hang"])
     with serving(router) as target:
