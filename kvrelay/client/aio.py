@@ -18,7 +18,7 @@ from kvrelay.client.channels import Channels
 from kvrelay.client.pause import AsyncPause, tell
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
-from kvrelay.errors import FailedPrecondition, KvRelayError, Unavailable
+from kvrelay.errors import FailedPrecondition, Internal, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import task_cancelled
 
@@ -68,6 +68,7 @@ class AsyncClient(BaseClient):
                 found = await list_models(
                     wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
                 )
+                self._raise_if_unreadable(found, retry.target)
                 self._is_known = True
                 return wire.models_from_proto(found)
             except asyncio.CancelledError:
@@ -93,6 +94,11 @@ class AsyncClient(BaseClient):
                 "the client was used on another event loop; create a client for each event loop, "
                 "such as for each asyncio.run"
             )
+
+    def _raise_if_unreadable(self, message: Any, index: int) -> None:
+        """Raises Internal for None, which grpc.aio returns for bytes that it cannot read."""
+        if message is None:
+            raise Internal(f"{self.targets[index]}: the response is not a message of kvrelay")
 
     async def close(self) -> None:
         """Ends the calls in progress; their streams raise Cancelled. On another event loop than the
@@ -226,4 +232,5 @@ class AsyncStream(BaseStream):
             raise client._typed(error, index) from None
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer was complete")
+        client._raise_if_unreadable(message, index)
         return wire.response_from_proto(message)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -286,6 +287,28 @@ def test_missing_tokens_are_asked_for_again(twin: Twin) -> None:
         whole = twin.result(target, "p", max_tokens=3)
         assert router.cancelled.wait(60)
     assert whole.token_ids == (100, 101, 102)
+
+
+class Babbling(grpc.GenericRpcHandler):
+    """Answers every call with bytes that are no message."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if details.method.endswith("Generate"):
+            return grpc.unary_stream_rpc_method_handler(lambda request, context: iter([b"\xff"]))
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"\xff")
+
+
+def test_a_response_that_cannot_be_read_is_an_internal_error(twin: Twin) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), [Babbling()])
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        for call in (lambda: twin.result(target, "p"), lambda: twin.call(target, "models")):
+            with pytest.raises(kvrelay.Internal, match=target):
+                call()
+    finally:
+        server.stop(None).wait()
+    assert not twin.waits
 
 
 def test_a_stream_that_ends_early_is_a_failure(twin: Twin) -> None:
