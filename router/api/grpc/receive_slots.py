@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +25,8 @@ class _Slot:
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.since = 0.0
+        # Time at which the body began; math.inf before. Until then, the slot cannot be evicted.
+        self.since = math.inf
         self.bound = asyncio.timeout(None)
         self.evicted = False
 
@@ -58,6 +60,7 @@ class ReceiveSlots:
         try:
             await slot.begun
             async with slot.bound:
+                slot.since = asyncio.get_running_loop().time()
                 yield
         except TimeoutError:
             if not slot.evicted:
@@ -81,7 +84,6 @@ class ReceiveSlots:
             self._order.charge(number, 1.0)
             self._order.remove(number)
             if not slot.begun.cancelled():
-                slot.since = asyncio.get_running_loop().time()
                 self._taken[slot] = None
                 slot.begun.set_result(None)
 

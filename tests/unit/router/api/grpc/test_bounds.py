@@ -242,6 +242,32 @@ async def test_a_slow_message_gives_way_to_a_tenant_without_slots(
     assert isinstance(ended[3], ResourceExhausted), "the one that began last"
 
 
+async def test_a_slot_is_not_taken_from_a_call_before_the_call_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.api.grpc.receive_slots, "SLOW_S", 0.0)
+    slots = ReceiveSlots(1)
+
+    async def receive(tenant: Tenant, release: asyncio.Event) -> None:
+        async with slots.slot(tenant):
+            await release.wait()
+
+    first, second, third = (asyncio.Event() for _ in range(3))
+    begun = asyncio.create_task(receive(Tenant("a"), first))
+    await asyncio.sleep(0)
+    given = asyncio.create_task(receive(Tenant("b", weight=0.1), second))
+    await asyncio.sleep(0)
+    # In one round of the loop, the first call ends and the third one comes.
+    first.set()
+    comes = asyncio.create_task(receive(Tenant("c"), third))
+    async with asyncio.timeout(60):
+        await begun
+        with pytest.raises(ResourceExhausted):
+            await given
+        third.set()
+        await comes
+
+
 async def test_a_new_probe_takes_the_slot_of_the_oldest() -> None:
     slots, begun = ProbeSlots(2), list[int]()
 
