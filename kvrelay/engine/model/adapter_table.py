@@ -35,7 +35,7 @@ class Adapter:
 
 class AdapterTable:
     """The adapters of one model, by id. `prepare` may run in any thread; `install` and `remove`
-    only between steps, in the thread that runs them.
+    only between steps, in the thread that runs them. Any thread may ask which adapters there are.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class AdapterTable:
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the adapters that new sequences may have."""
-        return tuple(one for one in self._slots if one not in self._retired)
+        # Copies: the thread that runs the steps may install or remove an adapter meanwhile.
+        retired = frozenset(self._retired)
+        return tuple(one for one in tuple(self._slots) if one not in retired)
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -75,7 +77,8 @@ class AdapterTable:
 
     def serves(self, adapter_id: str) -> bool:
         """Whether new sequences may have the adapter."""
-        return adapter_id in self._slots and adapter_id not in self._retired
+        # In this order, since `remove` in another thread changes the slots first.
+        return adapter_id not in self._retired and adapter_id in self._slots
 
     def retire(self, adapter_id: str) -> None:
         """No new sequence may have the adapter; those that have it go on."""
@@ -146,8 +149,9 @@ class AdapterTable:
 
     def remove(self, adapter_id: str) -> None:
         """Removes an adapter that no sequence uses. Does nothing if there is no such adapter."""
-        self._retired.discard(adapter_id)
         slot = self._slots.pop(adapter_id, None)
+        # Afterwards: as long as it has a slot, `serves` in another thread must find it retired.
+        self._retired.discard(adapter_id)
         if slot is None:
             return
         self._clear(slot)

@@ -82,6 +82,58 @@ async def test_a_running_answer_keeps_an_adapter_that_is_unloaded(
         assert await decode.answer() == expected
 
 
+class Meddled(set[str]):
+    """A set in which another thread does something at every question and after every change."""
+
+    def __init__(self, values: set[str], other_thread: Callable[[], object]) -> None:
+        super().__init__(values)
+        self._other_thread = other_thread
+
+    def __contains__(self, one: object) -> bool:
+        found = super().__contains__(one)
+        self._other_thread()
+        return found
+
+    def discard(self, one: str) -> None:
+        super().discard(one)
+        self._other_thread()
+
+
+def table_with(*adapter_ids: str) -> AdapterTable:
+    """A table in which these adapters have slots."""
+    table = AdapterTable(None, 0, native=False, refused="it has no model")
+    table._slots = {one: slot for slot, one in enumerate(adapter_ids)}
+    table._bytes = dict.fromkeys(adapter_ids, 0)
+    return table
+
+
+def test_an_adapter_is_not_served_while_it_is_removed() -> None:
+    table, seen = table_with("a", "b"), list[object]()
+    table._retired = Meddled({"a"}, lambda: seen.append(table.held))
+    table.remove("a")
+    assert seen == [("b",)], "it has no slot once it is not retired"
+
+
+def test_an_adapter_that_is_removed_during_the_question_is_not_served() -> None:
+    table = table_with("a", "b")
+
+    class Slots(dict[str, int]):
+        def __contains__(self, one: object) -> bool:
+            found = super().__contains__(one)
+            table.remove("a")
+            return found
+
+    table._slots = Slots(table._slots)
+    table.retire("a")
+    assert not table.serves("a")
+
+
+def test_adapters_may_be_removed_while_they_are_listed() -> None:
+    table = table_with("a", "b", "c")
+    table._retired = Meddled({"b"}, lambda: table._slots.pop("b", None))
+    assert table.ids == ("a", "c")
+
+
 async def test_what_a_worker_cannot_load_it_tells(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
