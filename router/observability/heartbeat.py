@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol_version import VERSION
-from kvrelay.types.control_plane import RouterLoad
+from kvrelay.types.control_plane import RouterLoad, ScalingDecision
 from router.observability.metrics import Metrics
 from router.observability.traffic import Latencies, Traffic, percentiles
 from router.runtime.driver import Driver
@@ -25,6 +26,8 @@ HEARTBEAT_S = 1.0
 LEAST_S = 0.1
 # There are fewer decisions between two heartbeats.
 DECISIONS = 20
+# As many as the registry keeps.
+_REMEMBERED = 100
 log = get_logger("router.heartbeat")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -50,6 +53,8 @@ class Heartbeat:
         self._troubles = troubles
         # Reason why the last heartbeat failed; empty if it succeeded.
         self.trouble = ""
+        # The last decisions that were read; None before the first read.
+        self._seen: deque[ScalingDecision] | None = None
 
     def traffic(self) -> Traffic:
         """Returns the current traffic of this process."""
@@ -88,19 +93,12 @@ class Heartbeat:
         """Publishes every HEARTBEAT_S seconds until cancelled, and at once when a request finds the
         decode pool empty. An unavailable registry is logged once.
         """
-        counted: float | None = None  # unix seconds of the newest counted decision
         while True:
             try:
                 await self._registry.publish_router(self.traffic().load)
                 self._metrics.desired = await self._registry.desired()
                 self._metrics.standbys = await self._registry.standbys()
-                decisions = await self._registry.decisions(DECISIONS)
-                for decision in reversed(decisions):
-                    if counted is not None and decision.unix_time > counted:
-                        self._metrics.scaled(decision)
-                # The first read finds decisions from before this router's start. They are not
-                # counted.
-                counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
+                self._count(await self._registry.decisions(DECISIONS))
                 self.trouble = ""
             # Other errors than Unavailable are about one value, and must not end the router.
             except KvRelayError as error:
@@ -112,6 +110,18 @@ class Heartbeat:
                 async with asyncio.timeout(HEARTBEAT_S - LEAST_S):
                     await self._driver.knocked.wait()
             self._driver.knocked.clear()
+
+    def _count(self, decisions: Sequence[ScalingDecision]) -> None:
+        """Counts the decisions, newest first, that were not there before. Their times do not
+        matter, since the clocks of controllers may be wrong.
+        """
+        if self._seen is None:
+            # The first read finds decisions from before this router's start. They are not counted.
+            self._seen = deque(reversed(decisions), _REMEMBERED)
+        for decision in reversed(decisions):
+            if decision not in self._seen:
+                self._seen.append(decision)
+                self._metrics.scaled(decision)
 
     async def end(self) -> None:
         """Removes the router's entry."""
