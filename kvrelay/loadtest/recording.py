@@ -5,7 +5,8 @@ from a CSV file.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -27,6 +28,20 @@ _BUSY = "busy_share"
 METRICS: tuple[MetricName, ...] = get_args(MetricName)
 
 
+class _Events:
+    """Values by time."""
+
+    def __init__(self, events: Iterable[tuple[float, float]]) -> None:
+        """`events` are (time, value), in any order."""
+        by_time = sorted(events)
+        self._times = [at for at, _ in by_time]
+        self._values = [value for _, value in by_time]
+
+    def between(self, begin: float, end: float) -> list[float]:
+        """Returns the values after `begin` and until `end`."""
+        return self._values[bisect_right(self._times, begin) : bisect_right(self._times, end)]
+
+
 def moments_of(report: Report) -> list[Moment]:
     """Returns the moments at which the test sampled the cluster. Raises InvalidArgument for a
     report without a timeline.
@@ -37,18 +52,19 @@ def moments_of(report: Report) -> list[Moment]:
             "loadtest run --admin HOST:PORT --json FILE`",
             field="metrics",
         )
-    ttft, itl = first_tokens(report.answered), token_gaps(report.answered)
+    measured: tuple[tuple[MetricName, _Events], ...] = (
+        ("ttft_p95_ms", _Events(first_tokens(report.answered))),
+        ("itl_p95_ms", _Events(token_gaps(report.answered))),
+    )
     moments = []
     for sample in report.timeline.samples:
         shared: dict[MetricName, float] = {}
-        for name, events in (("ttft_p95_ms", ttft), ("itl_p95_ms", itl)):
-            recent = sorted(
-                value for at, value in events if sample.at_s - LATENCY_WINDOW_S < at <= sample.at_s
-            )
+        for name, events in measured:
+            recent = sorted(events.between(sample.at_s - LATENCY_WINDOW_S, sample.at_s))
             if recent:
-                shared[name] = 1000 * percentile(recent, 95)  # type: ignore[index]
+                shared[name] = 1000 * percentile(recent, 95)
             elif not sample.running and not sample.waiting:
-                shared[name] = 0.0  # type: ignore[index]
+                shared[name] = 0.0
         pools: dict[PoolName, PoolSnapshot] = {}
         seen = sample.pools
         prompts = sample.waiting_for_prefill

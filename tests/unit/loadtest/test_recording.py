@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.loadtest.recording import moments_of, read_moments
+from kvrelay.loadtest import recording
+from kvrelay.loadtest.recording import LATENCY_WINDOW_S, moments_of, read_moments
 from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.series import token_gaps
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import PoolSample, Sample, Timeline
+from kvrelay.percentiles import percentile
 
 HEADER = "seconds,pool,size,ready,queue_depth,kv_occupancy\n"
 
@@ -119,6 +125,44 @@ def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     assert late.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(2000)
     assert "itl_p95_ms" not in late.pools["decode"].metrics
     assert "itl_p95_ms" not in idle.pools["decode"].metrics, "four still wait"
+
+
+class Counted(list[tuple[float, float]]):
+    """A list that counts its readings."""
+
+    readings = 0
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        self.readings += 1
+        return super().__iter__()
+
+
+def test_the_measurements_are_read_once_however_many_samples_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Counted] = []
+
+    def gaps(rows: Sequence[Row]) -> Counted:
+        found.append(Counted(token_gaps(rows)))
+        return found[-1]
+
+    monkeypatch.setattr(recording, "token_gaps", gaps)
+    assert len(moments_of(report(*(sample(float(at)) for at in range(50))))) == 50
+    assert [one.readings for one in found] == [1]
+
+
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 60), st.floats(0, 20)), max_size=20),
+    at=st.floats(0, 80),
+)
+def test_a_percentile_is_of_the_first_tokens_of_the_last_seconds(
+    rows: list[tuple[float, float]], at: float
+) -> None:
+    answers = tuple(Row(due, 0.0, ttft_s=ttft, e2e_s=ttft) for due, ttft in rows)
+    (moment,) = moments_of(Report({}, (), answers, Timeline((sample(at),))))
+    recent = sorted(ttft for due, ttft in rows if at - LATENCY_WINDOW_S < due + ttft <= at)
+    expected = 1000 * percentile(recent, 95) if recent else None
+    assert moment.pools["decode"].metrics.get("ttft_p95_ms") == expected
 
 
 def test_prompts_that_wait_in_the_router_wait_for_prefill() -> None:
