@@ -163,11 +163,10 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
                 file, number, f"pattern is {distribution!r:.40}; allowed are Gamma and Weibull"
             )
         shaped = not distribution or _SHAPES[0] <= window.shape <= _SHAPES[1]
-        if not (0 <= window.rate < math.inf and shaped and before < window.begin):
+        if not (0 <= window.rate < math.inf and shaped and before < window.begin < math.inf):
             allowed = (
-                "starts must ascend, rates not be negative, shapes be from {:g} to {:g}".format(
-                    *_SHAPES
-                )
+                "starts must be finite and ascend, rates not be negative, shapes be from {:g} to "
+                "{:g}".format(*_SHAPES)
             )
             raise TraceError(file, number, allowed)
         before = window.begin

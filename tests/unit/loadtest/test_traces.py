@@ -150,6 +150,8 @@ def test_a_folder_of_servegen_clients_is_merged(tmp_path: Path) -> None:
         "600,1,1,Weibull,0.001,1",
         "0,1,1,,0,0",
         "600,-1,1,,0,0",
+        "inf,1,1,,0,0",
+        "nan,1,1,,0,0",
     ],
 )
 def test_a_broken_servegen_line_is_named(tmp_path: Path, line: str) -> None:
