@@ -115,6 +115,9 @@ async def bisect(
         return sweep
     while high > low * (1 + precision) and not over():
         middle = math.sqrt(low * high)
+        if not low < middle < high:
+            # There is no rate between them.
+            break
         if await good(middle):
             low = middle
         else:

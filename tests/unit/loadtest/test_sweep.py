@@ -61,6 +61,16 @@ async def test_a_search_finds_the_rate_as_closely_as_asked(limit: float, precisi
     assert [rate for rate, _ in sweep.runs] == sorted(target.tried)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (5e-324, 1e-300), (1e200, 1e300)])
+async def test_a_search_ends_however_closely_it_is_to_find_the_rate(
+    low: float, high: float
+) -> None:
+    target = Target(low * 1.5, interrupt_at=200)
+    sweep = await bisect(target.offer, low, high, 1e-17, 0.9)
+    assert sweep.best_rate is not None
+    assert not any(report.interrupted for _, report in sweep.runs)
+
+
 @pytest.mark.parametrize(
     ("limit", "tried", "best"), [(0.5, [1.0], None), (99.0, [1.0, 32.0], 32.0)]
 )
