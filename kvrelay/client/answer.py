@@ -130,7 +130,8 @@ class Answer:
         self._fingerprint = response.system_fingerprint or self._fingerprint
         self._token_ids += response.token_ids
         self._logprobs += response.logprobs
-        self._prompt_logprobs = response.prompt_logprobs or self._prompt_logprobs
+        if response.prompt_logprobs is not None:
+            self._prompt_logprobs = response.prompt_logprobs
         self._text.append(response.text)
         if response.finish_reason is not None:
             self._last, self._ended = response, now

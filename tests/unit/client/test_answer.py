@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from support.scripted_router import LEDGER, last, tokens
 
 from kvrelay.client.answer import Answer
 from kvrelay.errors import DataLoss
-from kvrelay.types.requests import TokenLogprobs, Usage
+from kvrelay.types.requests import PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 
@@ -43,6 +44,14 @@ def test_an_answer_without_tokens_has_no_ttft() -> None:
     answer = begun(GenerateRequest(prompt="p"))
     answer.receive(last(tokens(0)), 1.0)
     assert answer.completion(1).ttft_seconds is None
+
+
+def test_the_logprobs_of_a_prompt_of_one_token_are_empty_not_none() -> None:
+    answer, none = begun(GenerateRequest(prompt="p")), array("f")
+    empty = PromptLogprobs(none, array("i"), none)
+    answer.receive(replace(tokens(0, 1), prompt_logprobs=empty), 0.0)
+    answer.receive(last(tokens(1, 2)), 0.0)
+    assert answer.completion(1).prompt_logprobs == empty
 
 
 def test_the_next_request_asks_for_the_rest() -> None:
