@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,10 @@ class Written:
     # Blocks that another worker's folder has already, or whose name is that of a folder.
     skipped: int = 0
     error: OSError | None = None
-    # What was to be removed after the error.
+    # What was to be removed when the error came.
     not_removed: list[BlockKey | Path] = field(default_factory=list)
+    # What the disk refused to remove.
+    stuck: list[BlockKey | Path] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -55,16 +56,24 @@ def write_blocks(
     blocks: Sequence[StoredBlock],
     refused: Set[bytes],
 ) -> Written:
-    """Removes the files of `gone`, then writes blocks until one fails. A block that another
-    worker's folder has is not written, unless its identity is among those `refused`.
+    """Removes the files of `gone`, then, if all are gone, writes blocks until one fails. A block
+    that another worker's folder has is not written, unless its identity is among those `refused`.
     """
-    done, removals = Written(), deque(gone)
+    done = Written()
     try:
         folder.check_claim()
-        while removals:
-            # A file that cannot be removed is not tried again.
-            one = removals.popleft()
+    except OSError as error:
+        done.error, done.not_removed = error, list(gone)
+        return done
+    for one in gone:
+        try:
             folder.remove_file(one) if isinstance(one, Path) else folder.remove(one)
+        except OSError as error:
+            done.error = done.error or error
+            done.stuck.append(one)
+    if done.error is not None:
+        return done
+    try:
         for block in blocks:
             if block.key.identity not in refused and folder.holds_elsewhere(block.key):
                 done.skipped += 1
@@ -77,7 +86,6 @@ def write_blocks(
             done.blocks.append(block)
     except OSError as error:
         done.error = error
-        done.not_removed += removals
     return done
 
 

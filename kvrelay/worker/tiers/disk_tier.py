@@ -39,8 +39,12 @@ _MAX_READS = 64
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 # Seconds after which the folders of other workers are looked for again.
 _LOOK_AROUND_S = 5.0
-# Blocks of other workers that were damaged, and blocks whose KV is in doubt.
-_REFUSED_KEPT = 4096
+# The removal of a file that fails is tried again after a pause. The pauses double, from the first
+# one above to 17 minutes.
+_MOST_TRIES = 12
+# Blocks of other workers that were damaged, and blocks whose KV is in doubt. A failure gives up all
+# blocks of its sequences: this is enough for several contexts of a million tokens.
+_REFUSED_KEPT = 2**18
 _CLOSE_S = 2.0
 # Files that are entered into the index before other tasks have their turn.
 _SLICE = 1024
@@ -81,6 +85,8 @@ class DiskTier:
         self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
         # Removals that are due: blocks, and files of other layouts.
         self._doomed: list[BlockKey | Path] = []
+        # Files that could not be removed, and how often that was tried.
+        self._tries: dict[BlockKey | Path, int] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._wake = asyncio.Event()
         self._open = False
@@ -319,14 +325,31 @@ class DiskTier:
         if done.error is not None:
             self.counts.dropped += len(batch) - len(done.blocks) - done.skipped
             note_error(self.counts, self.kind, "write", reason_of(done.error))
-            self._forget_waiting(batch)
             if isinstance(done.error, FolderLost):
                 self._lose_folder()
-            return False
         self._forget_waiting(batch)
+        self._try_later(gone, done.stuck)
         if self._waiting or self._doomed:
             self._wake.set()
-        return True
+        return done.error is None
+
+    def _try_later(self, gone: Sequence[BlockKey | Path], stuck: Sequence[BlockKey | Path]) -> None:
+        """Removes the files of `stuck` after a pause, which is longer each time. Other workers read
+        a file until it is gone.
+        """
+        tries = {one: self._tries.pop(one, 0) + 1 for one in gone}
+        for one in stuck:
+            if tries[one] < _MOST_TRIES:
+                self._tries[one] = tries[one]
+                pause = _PAUSE_S * 2 ** (tries[one] - 1)
+                asyncio.get_running_loop().call_later(pause, self._try_again, one)
+            else:
+                note_error(self.counts, self.kind, "remove", "a file cannot be removed")
+
+    def _try_again(self, one: BlockKey | Path) -> None:
+        if one in self._tries:
+            self._doomed.append(one)
+            self._wake.set()
 
     def _lose_folder(self) -> None:
         """Forgets the files, which are gone. `run` claims a folder again."""
@@ -335,10 +358,13 @@ class DiskTier:
         self._foreign.clear()
         self._foreign_bytes = 0
         self._doomed.clear()
+        self._tries.clear()
 
     def _make_room(self, blocks: int) -> list[BlockKey | Path]:
         """What has to be removed so that `blocks` more fit: blocks, and files of other layouts."""
-        gone, self._doomed = self._doomed, []
+        # A block that was stored again has a new file of the same name.
+        gone = [one for one in self._doomed if isinstance(one, Path) or one not in self._index]
+        self._doomed = []
         wanted = blocks * self._file_bytes
         while self._foreign and self.used_bytes + wanted > self.size_bytes:
             path, size = self._foreign.popleft()
@@ -362,6 +388,7 @@ class DiskTier:
             return
         self._index.add(key)
         self._refused.pop(key.identity, None)
+        self._tries.pop(key, None)
         self.counts.stored += 1
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from kv_transfer.channels import Channels
@@ -21,8 +22,10 @@ STAGING_BYTES = 32 * 2**20
 _MAX_PROBED = 8192
 # Reads that wait for stores. Prompts beyond are computed.
 _MAX_READS = 64
-# Blocks whose KV is in doubt, and which are not read again.
-_REFUSED_KEPT = 4096
+# Blocks whose KV is in doubt, and which are not read again until they are offered again, since
+# another worker may store its copy of them. A failure gives up all blocks of its sequences: this is
+# enough for several contexts of a million tokens.
+_REFUSED_KEPT = 2**18
 
 
 class RemoteTier:
@@ -56,7 +59,9 @@ class RemoteTier:
             )
             for address in addresses
         }
-        self._refused: dict[bytes, None] = {}
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        # How often a block was given up.
+        self._doubts = 0
         self._reading = 0
 
     @property
@@ -112,9 +117,11 @@ class RemoteTier:
         """See `Tier.offer`."""
         if not self.touch(block.key):
             link = self._link(block.key)
-            self._refused.pop(block.key.identity, None)
             if link is None or not link.offer(StoredBlock(stored_key(block.key), block.copy)):
                 self.counts.dropped += 1
+            else:
+                # Its link reads nothing that the store still has to forget.
+                self._refused.pop(block.key.identity, None)
         return []
 
     async def probe(self, keys: Sequence[BlockKey]) -> int:
@@ -122,7 +129,7 @@ class RemoteTier:
         be there: a wrong guess costs as much as a question.
         """
         keys = keys[:_MAX_PROBED]
-        end = next((n for n, key in enumerate(keys) if key.identity in self._refused), len(keys))
+        end = self._first_refused(keys)
         held = [self.touch(key) for key in keys[:end]]
         asked = self._by_link([n for n in range(end) if not held[n]], keys)
         answers = await asyncio.gather(
@@ -137,6 +144,7 @@ class RemoteTier:
         """See `Tier.read`. Asks all stores at the same time."""
         if self._reading >= _MAX_READS:
             return []
+        keys, doubts = keys[: self._first_refused(keys)], self._doubts
         blocks: dict[int, StoredBlock] = {}
         wanted = []
         for number, key in enumerate(keys):
@@ -154,6 +162,9 @@ class RemoteTier:
             )
         finally:
             self._reading -= 1
+        if self._doubts != doubts:
+            # One of the blocks may have come into doubt while it was read.
+            return []
         num_bytes = 0
         for (_, numbers), found in zip(asked, answers, strict=True):
             blocks.update(zip(numbers, found, strict=False))
@@ -165,10 +176,12 @@ class RemoteTier:
 
     def forget(self, key: BlockKey) -> None:
         """See `Tier.forget`."""
+        self._doubts += 1
         self._refused[key.identity] = None
         if len(self._refused) > _REFUSED_KEPT:
-            del self._refused[next(iter(self._refused))]
-        if (link := self._link(key)) is not None:
+            self._refused.popitem(last=False)
+        # The block may be in any store that was its place for some time.
+        for link in self._links.values():
             link.forget(key.identity)
 
     def reject(self, key: BlockKey, reason: str) -> None:
@@ -184,6 +197,10 @@ class RemoteTier:
 
     async def close(self) -> None:
         """See `Tier.close`. The connections are those of the worker."""
+
+    def _first_refused(self, keys: Sequence[BlockKey]) -> int:
+        """The number of leading keys whose blocks may be read."""
+        return next((n for n, key in enumerate(keys) if key.identity in self._refused), len(keys))
 
     def _link(self, key: BlockKey) -> StoreLink | None:
         """The store that keeps the block now; None if none works."""

@@ -8,6 +8,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from itertools import islice, takewhile
 
 import grpc
 import numpy as np
@@ -51,6 +52,9 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 # Blocks that are known to be in the store, and the seconds after which the store is asked again,
 # since it may have evicted them.
 _KNOWN, _KNOWN_S = 2**16, 60.0
+# Blocks that the store has to forget when it works again: those of several contexts of a million
+# tokens. Each takes about 200 bytes.
+_MOST_DOOMED = 2**18
 
 log = get_logger("worker")
 
@@ -94,8 +98,10 @@ class StoreLink:
         self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
         # Identity -> when the store was known to have the block.
         self._known: OrderedDict[bytes, float] = OrderedDict()
-        # Blocks that the store has to forget.
-        self._doomed: list[bytes] = []
+        # Blocks that the store has to forget, until it has answered that it did. They are not read.
+        self._doomed: dict[bytes, None] = {}
+        # True if there were too many of them. Then nothing is read.
+        self._distrusted = False
         # Searches and reads at a time. A store refuses more calls of one connection.
         self._calls = asyncio.Semaphore(MAX_CALLS // 2)
         self._wake = asyncio.Event()
@@ -113,8 +119,8 @@ class StoreLink:
 
     @property
     def is_drained(self) -> bool:
-        """True if no block waits, or none can be put."""
-        return not self._waiting or not self.works
+        """True if no block waits to be put or forgotten, or the store does not work."""
+        return not (self._waiting or self._doomed) or not self.works
 
     def waits(self, identity: bytes) -> StoredBlock | None:
         """The block if it waits to be put."""
@@ -124,11 +130,12 @@ class StoreLink:
         """True if the block waits, or the store had it a short time ago."""
         if identity in self._waiting:
             return True
-        return self._clock.now() - self._known.get(identity, float("-inf")) < _KNOWN_S
+        known = self._known.get(identity, float("-inf"))
+        return self._trusts(identity) and self._clock.now() - known < _KNOWN_S
 
     def offer(self, block: StoredBlock) -> bool:
-        """Takes a block to put; its tenant is a folder's name. Returns False if there is no
-        room.
+        """Takes a block to put, after the store has forgotten what it has to; its tenant is a
+        folder's name. Returns False if there is no room.
         """
         if not self.has_room:
             return False
@@ -137,15 +144,21 @@ class StoreLink:
         return True
 
     def forget(self, identity: bytes) -> None:
-        """Has the store forget a block, as far as the store works."""
+        """Has the store forget a block, now or when it works again. Until then the block is not
+        read.
+        """
         self._waiting.pop(identity, None)
-        self._doom(identity)
-
-    def _doom(self, identity: bytes) -> None:
-        self._known.pop(identity, None)
-        if self.works and len(self._doomed) < MAX_CALL_BLOCKS:
-            self._doomed.append(identity)
+        if len(self._doomed) < _MOST_DOOMED:
+            self._doomed[identity] = None
             self._wake.set()
+        elif identity not in self._doomed and not self._distrusted:
+            self._distrusted = True
+            reason = f"{self.address}: {_MOST_DOOMED} blocks have to be forgotten; reads end"
+            note_error(self._counts, "remote", "forget", reason)
+
+    def _trusts(self, identity: bytes) -> bool:
+        """False if the store may have KV in doubt for the block."""
+        return not self._distrusted and identity not in self._doomed
 
     # Running
 
@@ -182,6 +195,7 @@ class StoreLink:
             log.info("kv_store_opened", store=self.address, blocks=self.status.blocks)
             self._counts.skipped -= 1
         self.works = True
+        self._wake.set()
         self._drained.set()
         return True
 
@@ -203,9 +217,13 @@ class StoreLink:
                 self._failed("write", error)
 
     async def _forget_some(self) -> None:
-        if self._doomed:
-            doomed, self._doomed = self._doomed, []
-            await store_forget(self._channels.get(self.address), self._named(doomed), _PUT_S)
+        """Has the store forget all that it has to. What is put later is not among it."""
+        while self.works and self._doomed:
+            some = tuple(islice(self._doomed, MAX_CALL_BLOCKS))
+            await store_forget(self._channels.get(self.address), self._named(some), _PUT_S)
+            for identity in some:
+                self._known.pop(identity, None)
+                self._doomed.pop(identity, None)
 
     async def _put_some(self) -> None:
         """Puts some blocks of one tenant that the store does not have."""
@@ -227,9 +245,6 @@ class StoreLink:
             if self._waiting.get(identity) is block:
                 del self._waiting[identity]
                 self._learn(identity)
-            else:
-                # Its KV came into doubt meanwhile. Other KV for it may wait.
-                self._doom(identity)
 
     def _next_batch(self) -> list[StoredBlock]:
         most = min(MAX_CALL_BLOCKS, max(1, _BATCH_BYTES // self._block_bytes))
@@ -278,6 +293,10 @@ class StoreLink:
             self._failed("find", error)
             return [False] * len(identities)
         self._proved("find")
+        found = [
+            held and self._trusts(identity)
+            for identity, held in zip(identities, found, strict=True)
+        ]
         for identity, held in zip(identities, found, strict=True):
             if held:
                 self._learn(identity)
@@ -288,6 +307,9 @@ class StoreLink:
     async def get(self, keys: Sequence[BlockKey]) -> list[StoredBlock]:
         """The leading blocks that the store returns. They were not checked for their digests."""
         found: list[StoredBlock] = []
+        keys = list(takewhile(lambda key: self._trusts(key.identity), keys))
+        if not keys:
+            return found
         try:
             for first in range(0, len(keys), MAX_CALL_BLOCKS):
                 part = keys[first : first + MAX_CALL_BLOCKS]
@@ -362,7 +384,6 @@ class StoreLink:
         self.works = False
         self._counts.dropped += len(self._waiting)
         self._waiting.clear()
-        self._doomed.clear()
         self.status = StoreStatus()
         # A new call makes a new connection, without gRPC's wait of up to two minutes. Those under
         # way have timeouts of their own, all of which are shorter.

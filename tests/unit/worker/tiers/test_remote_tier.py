@@ -31,6 +31,7 @@ from kvrelay.kv_store import process
 from kvrelay.kv_store.block_store import ENTRY_BYTES
 from kvrelay.protocol_version import Protocol
 from kvrelay.types.kv_block import tenant_folder
+from kvrelay.wire.store import MAX_CALL_BLOCKS, StoreStatus
 from kvrelay.worker.tiers import remote_tier, store_link
 from kvrelay.worker.tiers.tier import StoredBlock
 
@@ -158,6 +159,126 @@ async def test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it(
         tier.tier.forget(key(2))
         assert len(held) == 2
         assert await tier.tier.probe([key(1), key(2)]) == 1
+        assert await tier.read(1, 2) == [contents(1)]
+
+
+def in_doubt(number: int) -> StoredBlock:
+    """Wrong KV for a block."""
+    return StoredBlock(key(number), stored(number + 100_000).copy)
+
+
+async def test_more_blocks_than_one_call_names_come_into_doubt_at_once() -> None:
+    numbers = range(MAX_CALL_BLOCKS + 50)
+    async with store(2**26) as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(in_doubt, numbers))
+        for number in numbers:
+            tier.tier.forget(key(number))
+        # A worker that ends in order waits for this.
+        assert not tier.tier.is_drained
+        await until(lambda: tier.tier.is_drained)
+        assert not len(held)
+        await tier.put(*map(stored, numbers))
+        await all_come_back(tier, numbers)
+
+
+async def test_a_block_in_doubt_is_not_read_if_the_store_could_not_forget_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget, failures = store_link.store_forget, [TimeoutError(), TimeoutError()]
+
+    async def fail(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await forget(*arguments)
+
+    monkeypatch.setattr(store_link, "store_forget", fail)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(in_doubt(1))
+        tier.tier.forget(key(1))
+        tier.tier.offer(stored(1))
+        await until(lambda: not failures)
+        await tier.opened()
+        assert not await tier.tier.probe([key(1)])
+        assert await tier.read(1) == []
+        await until(lambda: not len(held))
+        await tier.put(stored(1))
+        await all_come_back(tier, range(1, 2))
+
+
+async def test_a_block_in_doubt_is_not_read_from_a_store_that_was_skipped_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, status = asyncio.Event(), store_link.store_status
+
+    async def slow(*arguments: Any) -> StoreStatus:
+        await answers.wait()
+        return await status(*arguments)
+
+    monkeypatch.setattr(store_link, "store_status", slow)
+    answers.set()
+    async with store() as (first, one), store() as (second, other), remote(first, second) as tier:
+        await tier.opened()
+        number = next(n for n in NUMBERS if tier.tier._ring.place(key(n).identity) == first)
+        await tier.put(in_doubt(number))
+        assert len(one) == 1
+        answers.clear()
+        tier.tier._links[first]._failed("find", TimeoutError())
+        tier.tier.forget(key(number))
+        await tier.put(stored(number))
+        assert len(other) == 1
+        assert await tier.read(number) == [contents(number)]
+        answers.set()
+        await tier.opened()
+        assert await tier.read(number) == []
+        await until(lambda: not len(one))
+        assert await tier.tier.probe([key(number)]) == 0
+        await tier.put(stored(number))
+        await all_come_back(tier, range(number, number + 1))
+
+
+async def test_a_store_that_has_to_forget_too_many_blocks_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_link, "_MOST_DOOMED", 4)
+    async with store() as (address, held), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(in_doubt, range(6)))
+        tier.tier._links[address]._failed("find", TimeoutError())
+        for number in range(6):
+            tier.tier.forget(key(number))
+        assert "have to be forgotten" in tier.tier.counts.error
+        await tier.opened()
+        await until(lambda: len(held) == 2)
+        await tier.put(*map(stored, NUMBERS))
+        for number in NUMBERS:
+            assert await tier.tier.probe([key(number)]) == 0
+            assert await tier.read(number) == []
+
+
+async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on, get = asyncio.Event(), asyncio.Event(), store_link.StoreLink.get
+
+    async def slow(*arguments: Any) -> list[StoredBlock]:
+        found = await get(*arguments)
+        began.set()
+        await goes_on.wait()
+        return found
+
+    monkeypatch.setattr(store_link.StoreLink, "get", slow)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        await tier.put(in_doubt(1))
+        reading = asyncio.create_task(tier.read(1))
+        await began.wait()
+        tier.tier.forget(key(1))
+        await tier.put(stored(1))
+        goes_on.set()
+        assert await reading == []
+        assert await tier.read(1) == [contents(1)]
 
 
 async def test_a_full_store_gives_up_old_blocks_and_takes_new_ones() -> None:

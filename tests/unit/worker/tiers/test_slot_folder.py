@@ -424,9 +424,10 @@ def test_what_cannot_be_removed_holds_up_nothing_else(
         gone: list[BlockKey | Path] = list(keys)
         for _ in range(count + 1):
             done = write_blocks(made, gone, (), set())
-            assert (done.error is not None) or not done.not_removed
-            gone = done.not_removed
-    assert not gone
+            assert not done.not_removed
+            assert (done.error is not None) == bool(done.stuck)
+            gone = done.stuck
+    assert gone == [keys[one] for one in sorted(stuck) if one < count]
     assert {one.identity for one in made.scan()[0]} == {
         keys[one].identity for one in stuck if one < count
     }

@@ -8,7 +8,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +407,111 @@ async def test_a_block_that_comes_into_doubt_while_it_is_written_is_written_agai
         running.cancel()
         await asyncio.wait([running])
         await tier.close()
+
+
+@contextlib.asynccontextmanager
+async def disk(path: Path) -> AsyncIterator[disk_tier.DiskTier]:
+    """The tier of a worker, running."""
+    folder = SlotFolder(path, LAYOUT, BLOCK_BYTES)
+    tier = disk_tier.DiskTier(folder, 2**20, BLOCK_BYTES, MonotonicClock())
+    running = asyncio.create_task(tier.run())
+    try:
+        await until(lambda: tier.works)
+        yield tier
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await tier.close()
+
+
+def named(number: int) -> StoredBlock:
+    """A block that a restarted worker finds."""
+    block = stored(number)
+    return StoredBlock(BlockKey(b"hash", block.key.identity, "t"), block.copy)
+
+
+@pytest.mark.parametrize("method", ["check_claim", "remove_file"])
+async def test_a_file_in_doubt_is_removed_when_the_disk_works_again(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, failures = tmp_path / "kv", getattr(SlotFolder, method), 3
+
+    def fail(*arguments: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments)
+
+    async with disk(path) as tier, disk(path) as other:
+        for number in (1, 2):
+            tier.offer(named(number))
+        await until(lambda: tier.num_blocks == 2)
+        monkeypatch.setattr(SlotFolder, method, fail)
+        tier.forget(named(1).key)
+        # Nobody offers a block.
+        await until(lambda: len(files(path)) == 1, 20)
+        assert await other.probe([named(1).key]) == 0
+        assert await other.probe([named(2).key]) == 1
+    async with disk(path) as tier:
+        assert [tier.touch(named(number).key) for number in (1, 2)] == [False, True]
+
+
+async def test_a_file_that_cannot_be_removed_is_given_up_after_some_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_MOST_TRIES", 3)
+    path, remove, tried = tmp_path / "kv", SlotFolder.remove, [0.0]
+
+    def fail(folder: SlotFolder, one: BlockKey) -> None:
+        if one.identity == key(1).identity:
+            tried.append(MonotonicClock().now())
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        remove(folder, one)
+
+    monkeypatch.setattr(SlotFolder, "remove", fail)
+    async with disk(path) as tier:
+        for number in range(1, 4):
+            tier.offer(named(number))
+        await until(lambda: tier.num_blocks == 3)
+        for number in (1, 2):
+            tier.forget(named(number).key)
+        # It holds up no other file.
+        await until(lambda: len(files(path)) == 2)
+        await until(lambda: "cannot be removed" in tier.counts.error)
+        await asyncio.sleep(10 * disk_tier._PAUSE_S)
+        _, first, second, third = tried
+        assert second - first >= disk_tier._PAUSE_S
+        assert third - second >= 2 * disk_tier._PAUSE_S
+        assert tier.works
+        tier.offer(named(4))
+        await until(lambda: tier.num_blocks == 2)
+
+
+async def test_a_block_that_is_stored_over_a_file_that_could_not_be_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, remove, failures = tmp_path / "kv", SlotFolder.remove, 1
+
+    def fail(*arguments: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        remove(*arguments)
+
+    monkeypatch.setattr(SlotFolder, "remove", fail)
+    async with disk(path) as tier:
+        block = named(1)
+        tier.offer(StoredBlock(block.key, stored(2).copy))
+        await until(lambda: tier.num_blocks == 1)
+        # The tier takes blocks again before the file is tried again.
+        monkeypatch.setattr(disk_tier, "_PAUSE_S", 1.0)
+        tier.forget(block.key)
+        await until(lambda: tier.counts.errors)
+        await tier.wait_for_room()
+        tier.offer(block)
+        await until(lambda: tier.num_blocks == 1)
+        await asyncio.sleep(1.2)
+        (found,) = await tier.read([block.key])
+        assert found.copy.data.tobytes() == contents(1)
