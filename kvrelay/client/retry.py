@@ -66,8 +66,8 @@ class Retry:
         self._failures = 0
         # The last of these that came from a server.
         self._answer: KvRelayError | None = None
-        # The longest delay in seconds that a server of this round has asked for.
-        self._delay = 0.0
+        # The delays in seconds that the targets of this round have asked for; 0 for none.
+        self._delays: list[float] = []
         self.calls = 0
         # Index of the target of the next call.
         self.target = 0
@@ -88,19 +88,20 @@ class Retry:
         self._is_known = True
         self._failures = 0
         self._answer = None
-        self._delay = 0.0
+        self._delays = []
 
     def failed(self, error: KvRelayError, now: float) -> float:
         """Returns the seconds to wait before the next call. When there is no further call, raises
         `error`, or what another target answered if this target did not.
 
         Each target is tried once without a wait. Then the rounds over all targets follow, with
-        growing waits, each after the longest delay that a target of the last round asked for.
+        growing waits, each after the shortest delay that a target of the last round asked for. If
+        that is beyond the deadline, only targets that asked for none are worth another round.
         """
         self._failures += 1
         if is_answer(error):
             self._answer = error
-        self._delay = max(self._delay, error.retry_after_s or 0.0)
+        self._delays.append(error.retry_after_s or 0.0)
         most = self._policy.max_attempts
         if most > 1:
             is_patient = self._is_known and isinstance(error, Unavailable)
@@ -114,8 +115,11 @@ class Retry:
         backoff = min(
             self._policy.max_backoff_s, self._policy.initial_backoff_s * 2.0 ** min(rounds - 1, 32)
         )
-        wait = self._delay + backoff * self._draw()
-        self._delay = 0.0
+        backoff *= self._draw()
+        delays, self._delays = self._delays, []
+        wait = backoff + min((one for one in delays if one), default=0.0)
+        if now + wait >= self._deadline and not all(delays):
+            wait = backoff
         if now + wait >= self._deadline:
             raise self._told(error)
         return wait

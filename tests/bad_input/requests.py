@@ -157,7 +157,7 @@ ROWS = (
     *(both(f"logprobs {one}", "logprobs", one) for one in (-1, 21, 10**6)),
     chat(
         "top_logprobs over the cap",
-        "logprobs",
+        "top_logprobs",
         {"messages": _USER, "logprobs": True, "top_logprobs": 10**6},
     ),
     Row("infinite by its exponent", BAD, "", b'{"prompt": "a", "temperature": 1e999}'),

@@ -24,12 +24,15 @@ _MOST_EXPONENT = 5
 _MOST_REWRITTEN = 1000
 # Keywords whose values an answer has to have.
 _VALUES = ("enum", "const")
+# Keywords whose values are parts by name.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # The largest power of ten of a 64-bit float.
 _MAX_POWER = 308
-# Strings come first, because there may be digits in them.
+# Strings come first, because there may be digits in them. Of the numbers, only those with 16
+# characters or a large exponent: others are read well.
 _PARTS = re.compile(
     r'"[^"\\]*(?:\\.[^"\\]*)*"?'
-    r"|(?P<sign>-?)(?P<whole>\d+)(?:\.(?P<fraction>\d+))?(?:[eE](?P<exponent>[+-]?\d+))?",
+    r"|(?P<sign>-?)(?=[\d.]{16}|[\d.]+[eE][+-]?\d\d)(?P<whole>\d+)(?:\.(?P<fraction>\d+))?(?:[eE](?P<exponent>[+-]?\d+))?",
     re.DOTALL,
 )
 
@@ -52,11 +55,16 @@ def check_values(schema: Any) -> None:
         if isinstance(part, list):
             parts += ((one, prescribed) for one in part)
         elif isinstance(part, dict):
-            parts += ((one, prescribed or name in _VALUES) for name, one in part.items())
+            for name, one in part.items():
+                if name in _NAMED and isinstance(one, dict) and not prescribed:
+                    # The names of parts are no keywords.
+                    parts += ((inner, False) for inner in one.values())
+                else:
+                    parts.append((one, prescribed or name in _VALUES))
         elif prescribed and isinstance(part, float) and math.isfinite(part):
             number = _PARTS.fullmatch(repr(part))
-            assert number is not None, "it is written as JSON writes it"
-            if _is_read_well(number):
+            # Short numbers do not match.
+            if number is None or _is_read_well(number):
                 continue
             rewritten += 1
             _check_cost(rewritten)

@@ -295,15 +295,14 @@ def _name_as_sent(error: KvRelayError, names: Mapping[str, str]) -> None:
     quotes may be the client's own.
     """
     names = {name: sent for name, sent in names.items() if sent}
-    own, colon, rest = error.message.partition(": ")
     # Inside of a message, these may be words.
     inside = "|".join(name for name in names if name not in ("stop", "messages"))
     begin = "|".join(names)
-    own = re.sub(
-        rf"(?<!\w)'[^']*'|\"[^\"]*\"|^(?:{begin})\b|\b(?:{inside})\b",
+    error.message = re.sub(
+        rf"(?<!\w)'(?:\\.|[^'\\])*'|\"[^\"]*\"|: .*|^(?:{begin})\b|\b(?:{inside})\b",
         lambda one: names.get(one[0], one[0]),
-        own,
+        error.message,
+        flags=re.DOTALL,
     )
-    error.message = own + colon + rest
     if error.field is not None:
         error.field = names.get(error.field, error.field).partition("[")[0]

@@ -56,7 +56,9 @@ def types_of(schema: object, whole: object) -> Types:
     if names <= {"null"}:
         parts = [*_parts(schema, whole, ("anyOf", "oneOf", "allOf"))]
         names.update(_named_types(parts))
-        names.update(_TYPES[type(value)] for value in _values(parts))
+        of_values = {_TYPES[type(value)] for value in _values(parts)}
+        # Beside other values, the strings are words.
+        names |= of_values - {"string"} if of_values - {"string", "null"} else of_values
     words = (value for value in _values(parts) if isinstance(value, str))
     return Types(frozenset(names), frozenset(words))
 

@@ -45,13 +45,22 @@ def test_never_before_the_servers_delay(draw: float, delay: float, failures: int
     assert retry.failed(ResourceExhausted("full", retry_after_s=delay), 0.0) >= delay
 
 
-def test_the_longest_delay_of_a_round_counts_whichever_target_asked_for_it() -> None:
+def test_the_shortest_delay_of_a_round_counts_whichever_target_asked_for_it() -> None:
     full = ResourceExhausted("full", retry_after_s=30.0)
     less = ResourceExhausted("full", retry_after_s=2.0)
     retry = make(num_targets=2, max_attempts=10, draw=0.0)
     rounds = [(full, DOWN), (full, less), (DOWN, less), (DOWN, DOWN)]
     waits = [retry.failed(error, 0.0) for one in rounds for error in one]
-    assert waits == [0.0, 30.0, 0.0, 30.0, 0.0, 2.0, 0.0, 0.0]
+    assert waits == [0.0, 30.0, 0.0, 2.0, 0.0, 2.0, 0.0, 0.0]
+
+
+def test_a_delay_beyond_the_deadline_ends_the_call_only_if_all_targets_ask_for_one() -> None:
+    full = ResourceExhausted("full", retry_after_s=10_000.0)
+    retry = make(num_targets=2, max_attempts=10, draw=0.0)
+    retry.begin(0.0)
+    assert [retry.failed(one, 0.0) for one in (full, DOWN, full)] == [0.0, 0.0, 0.0]
+    with pytest.raises(ResourceExhausted):
+        retry.failed(full, 0.0)
 
 
 def test_a_delay_from_before_the_progress_does_not_count() -> None:

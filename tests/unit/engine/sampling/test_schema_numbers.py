@@ -73,6 +73,11 @@ def test_a_number_that_prescribes_no_answer_may_be_any(keyword: str) -> None:
     compiler().compile(Guidance("json_schema", schema))
 
 
+def test_a_part_may_have_the_name_of_a_keyword() -> None:
+    part = {"type": "number", "minimum": UNREADABLE}
+    compiler().compile(Guidance("json_schema", json.dumps({"properties": {"const": part}})))
+
+
 def test_a_number_that_an_answer_cannot_have_is_refused() -> None:
     for schema in ({"const": UNREADABLE}, {"properties": {"a": {"enum": [1, [-UNREADABLE]]}}}):
         with pytest.raises(InvalidArgument, match="cannot be read exactly; use fewer digits"):
