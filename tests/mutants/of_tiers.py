@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "removals behind one that failed",
         JOBS,
-        "done.not_removed += removals",
-        "pass",
+        "done.stuck.append(one)",
+        "break",
         (f"{UNIT}test_slot_folder.py::test_what_cannot_be_removed_holds_up_nothing_else",),
     ),
     Mutant(
