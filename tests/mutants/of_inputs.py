@@ -18,6 +18,7 @@ _CONFIG = ("unit/config/test_config_file.py::test_a_bad_file_is_refused_with_its
 _JUNK = ("unit/state/test_registry.py::test_junk_is_skipped_with_one_warning",)
 _FOLDERS = ("unit/engine/model/test_loader.py::test_spoiled_folders_are_refused",)
 _ROUTES = "unit/router/api/http"
+_EVENTS = "unit/router/runtime/test_odd_events.py"
 _NUMBERS = "unit/engine/sampling/test_schema_numbers.py"
 _HTTP = ("unit/router/api/http/test_openai.py::test_errors_in_openais_shape",)
 _JSON = ("unit/router/api/http/test_openai.py::test_bodies_that_are_not_clean_json",)
@@ -404,6 +405,22 @@ MUTANTS = (
         'schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}',
         "pass",
         (f"{_ROUTES}/test_guidance_with_calls.py::test_whitespace_is_bounded",),
+    ),
+    Mutant(
+        "a group does not end the counting of fields",
+        "kvrelay/wire/encoding/field_bounds.py",
+        'raise InvalidArgument("the message contains a group, which is not supported")',
+        'raise Malformed("a group")',
+        (
+            "unit/wire/test_field_bounds.py::test_nothing_stops_the_counting_before_the_parser_stops",
+        ),
+    ),
+    Mutant(
+        "an event that cannot be read ends its session alone",
+        "router/runtime/sessions.py",
+        "answered(message, self.info.worker_id)",
+        "message",
+        (f"{_EVENTS}::test_an_event_that_cannot_be_read_ends_its_session_alone",),
     ),
     Mutant(
         "numbers of a schema are read exactly when llguidance reads them for the first time",
