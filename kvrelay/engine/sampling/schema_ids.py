@@ -12,14 +12,14 @@ import posixpath
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
+from kvrelay.engine.sampling.schema_keywords import VALUES
+
 # The URI of a schema without an $id, and the scheme of the one that llguidance gives it.
 _BASE = "http://schema/"
 _RESERVED = "json-schema"
 # References can be resolved against URIs of these.
 _HIERARCHICAL = ("http", "https")
 _DRAFT_4 = "json-schema.org/draft-04"
-# Keywords whose values contain no schemas.
-_NO_SCHEMAS = ("enum", "const", "default", "examples")
 
 
 def check_ids(schema: Any) -> None:
@@ -41,7 +41,7 @@ def check_ids(schema: Any) -> None:
                         "whole schema or of another part; leave it out"
                     )
                 known.add(base)
-            parts += ((value, base) for name, value in part.items() if name not in _NO_SCHEMAS)
+            parts += ((value, base) for name, value in part.items() if name not in VALUES)
 
 
 def _absolute(base: str, reference: str) -> str:

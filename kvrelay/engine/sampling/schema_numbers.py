@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS
+
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
 # Digits are read as an integer below this one. So many digits always are.
@@ -23,16 +25,15 @@ _MOST_EXPONENT = 5
 # Numbers of a schema that are rewritten, which takes some 20 microseconds each.
 _MOST_REWRITTEN = 1000
 # Keywords whose values an answer has to have.
-_VALUES = ("enum", "const")
-# Keywords whose values are parts by name.
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_PRESCRIBING = ("enum", "const")
 # The largest power of ten of a 64-bit float.
 _MAX_POWER = 308
 # Strings come first, because there may be digits in them. Of the numbers, only those with 16
 # characters or a large exponent: others are read well.
 _PARTS = re.compile(
     r'"[^"\\]*(?:\\.[^"\\]*)*"?'
-    r"|(?P<sign>-?)(?=[\d.]{16}|[\d.]+[eE][+-]?\d\d)(?P<whole>\d+)(?:\.(?P<fraction>\d+))?(?:[eE](?P<exponent>[+-]?\d+))?",
+    r"|(?P<sign>-?)(?=[\d.]{16}|[\d.]+[eE][+-]?\d\d)"
+    r"(?P<whole>\d+)(?:\.(?P<fraction>\d+))?(?:[eE](?P<exponent>[+-]?\d+))?",
     re.DOTALL,
 )
 
@@ -56,11 +57,10 @@ def check_values(schema: Any) -> None:
             parts += ((one, prescribed) for one in part)
         elif isinstance(part, dict):
             for name, one in part.items():
-                if name in _NAMED and isinstance(one, dict) and not prescribed:
-                    # The names of parts are no keywords.
+                if name in NAMED_SCHEMAS and isinstance(one, dict) and not prescribed:
                     parts += ((inner, False) for inner in one.values())
                 else:
-                    parts.append((one, prescribed or name in _VALUES))
+                    parts.append((one, prescribed or name in _PRESCRIBING))
         elif prescribed and isinstance(part, float) and math.isfinite(part):
             number = _PARTS.fullmatch(repr(part))
             # Short numbers do not match.

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from kvrelay.engine.sampling.grammar import WHITESPACE, exact_json
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 from kvrelay.engine.sampling.schema_numbers import with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
@@ -25,17 +26,6 @@ from router.frontend.answer_parsers.formats import CallSyntax
 MAX_ALTERNATIVES = 4096
 # Beginnings of references to parts of the same schema. LiteLLM omits the # for Anthropic's API.
 _LOCAL = ("#", "/$defs/", "/definitions/")
-# Keywords whose values are the application's, and no schemas.
-_VALUES = ("const", "default", "enum", "examples")
-# Keywords whose values are parts by name.
-_NAMED = (
-    "properties",
-    "patternProperties",
-    "dependentSchemas",
-    "dependencies",
-    "$defs",
-    "definitions",
-)
 
 
 class NamedSchema(TypedDict):
@@ -251,10 +241,9 @@ def _moved(schema: Any, to: str) -> Any:
     for name, value in schema.items():
         if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL):
             moved[name] = to + value[value.startswith("#") :]
-        elif name in _VALUES:
+        elif name in VALUES:
             moved[name] = value
-        elif name in _NAMED and isinstance(value, dict):
-            # The names of parts are no keywords.
+        elif name in NAMED_SCHEMAS and isinstance(value, dict):
             moved[name] = {part: _moved(one, to) for part, one in value.items()}
         else:
             moved[name] = _moved(value, to)
