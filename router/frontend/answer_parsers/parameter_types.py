@@ -36,6 +36,8 @@ class Types(NamedTuple):
     names: frozenset[str]
     # Strings that are allowed beside types other than "string".
     words: frozenset[str] = frozenset()
+    # Values as JSON that are allowed beside the strings of an enumeration.
+    literals: frozenset[str] = frozenset()
 
     @property
     def is_string(self) -> bool:
@@ -53,26 +55,27 @@ def types_of(schema: object, whole: object) -> Types:
         return Types(frozenset({"string"}))
     parts = [*_parts(schema, whole, ("anyOf", "oneOf"))]
     names = {*_named_types(parts)}
+    literals: set[str] = set()
     if names <= {"null"}:
         parts = [*_parts(schema, whole, ("anyOf", "oneOf", "allOf"))]
         names.update(_named_types(parts))
-        of_values = {_TYPES[type(value)] for value in _values(parts)}
-        # Beside other values, the strings are words.
-        names |= of_values - {"string"} if of_values - {"string", "null"} else of_values
+        if "string" not in names:
+            literals = {json.dumps(one) for one in _values(parts) if not isinstance(one, str)}
+        names.update(_TYPES[type(value)] for value in _values(parts))
     words = (value for value in _values(parts) if isinstance(value, str))
-    return Types(frozenset(names), frozenset(words))
+    return Types(frozenset(names), frozenset(words), frozenset(literals))
 
 
 def value_json(text: str, types: Types) -> str:
     """Returns the text as JSON. Text that does not fit the schema becomes a string.
 
-    If the schema allows strings, all text but "null" is a string. If it names no type, only an
-    object and an array are not strings.
+    If the schema allows strings, all text is a string but "null" and the other values of an
+    enumeration. If it names no type, only an object and an array are not strings.
     """
     value = text.strip()
     value = _LITERALS.get(value, value)
     if "string" in types.names:
-        is_json = value == "null" and "null" in types.names
+        is_json = value in types.literals or (value == "null" and "null" in types.names)
     elif types.names:
         is_json = text not in types.words
     else:

@@ -122,6 +122,7 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"$ref": "elsewhere"}, "5", '"5"'),
         ({"$ref": "#/$defs/a~1b"}, "5", "5"),
         ({"enum": [1, 2]}, "2", "2"),
+        ({"enum": [1, "two"]}, "2", '"2"'),
         ({"enum": [1, "two"]}, "1", "1"),
         ({"enum": [1, "two"]}, "two", '"two"'),
         ({"anyOf": [{"enum": ["auto", True, 2]}, {"type": "null"}]}, "2", "2"),
