@@ -8,7 +8,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -430,24 +430,30 @@ def named(number: int) -> StoredBlock:
     return StoredBlock(BlockKey(b"hash", block.key.identity, "t"), block.copy)
 
 
+def failing(real: Callable[..., None], times: int) -> Callable[..., None]:
+    """The function, which fails some times first."""
+    left = times
+
+    def call(*arguments: Any) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("method", ["check_claim", "remove_file"])
 async def test_a_file_in_doubt_is_removed_when_the_disk_works_again(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, failures = tmp_path / "kv", getattr(SlotFolder, method), 3
-
-    def fail(*arguments: Any) -> None:
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(*arguments)
-
+    path = tmp_path / "kv"
     async with disk(path) as tier, disk(path) as other:
         for number in (1, 2):
             tier.offer(named(number))
         await until(lambda: tier.num_blocks == 2)
-        monkeypatch.setattr(SlotFolder, method, fail)
+        monkeypatch.setattr(SlotFolder, method, failing(getattr(SlotFolder, method), 3))
         tier.forget(named(1).key)
         # Nobody offers a block.
         await until(lambda: len(files(path)) == 1, 20)
@@ -491,16 +497,8 @@ async def test_a_file_that_cannot_be_removed_is_given_up_after_some_tries(
 async def test_a_block_that_is_stored_over_a_file_that_could_not_be_removed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, remove, failures = tmp_path / "kv", SlotFolder.remove, 1
-
-    def fail(*arguments: Any) -> None:
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        remove(*arguments)
-
-    monkeypatch.setattr(SlotFolder, "remove", fail)
+    path = tmp_path / "kv"
+    monkeypatch.setattr(SlotFolder, "remove", failing(SlotFolder.remove, 1))
     async with disk(path) as tier:
         block = named(1)
         tier.offer(StoredBlock(block.key, stored(2).copy))
