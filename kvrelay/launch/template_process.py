@@ -35,6 +35,7 @@ log = get_logger("launch")
 def main(descriptor: int) -> None:
     """Runs the template on a listening socket, until SIGTERM."""
     listener = socket.socket(fileno=descriptor)
+    configure_logging(at_once=True)
     _import_all()
     signal.signal(signal.SIGCHLD, _reap)
     # Until `orphans.wait`, which lets it through.

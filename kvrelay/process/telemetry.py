@@ -23,8 +23,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 _WRITER = LogWriter()
 
 
-def configure_logging(default: str = "info") -> None:
+def configure_logging(default: str = "info", at_once: bool = False) -> None:
     """Sets the process-wide log format, and the threshold: KVRELAY_LOG_LEVEL, or else `default`.
+    `at_once`: lines are written by the thread that logs, for a process that must have no other.
 
     Raises InvalidArgument for a level that is not in LEVELS.
     """
@@ -54,7 +55,7 @@ def configure_logging(default: str = "info") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=lambda *_: _WRITER,
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr) if at_once else lambda *_: _WRITER,
         cache_logger_on_first_use=False,
     )
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,15 @@ def test_a_pipe_gets_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) 
         "component": "registry",
         "key": "a\n\x1b[31mb",
     }
+
+
+def test_a_process_that_forks_logs_without_a_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = threading.active_count()
+    configure_logging(at_once=True)
+    get_logger("launch").warning("worker_killed", pid=7)
+    assert threading.active_count() == threads
+    record = json.loads(capsys.readouterr().err)
+    assert (record["event"], record["pid"]) == ("worker_killed", 7)
 
 
 def test_a_terminal_gets_key_value_pairs_without_control_characters(
