@@ -168,7 +168,7 @@ class Push:
         raise reason
 
     async def _hand_over(self) -> KvReceipt:
-        with self._sender.outbound(self.transport, self._target) as outbound:
+        async with self._sender.outbound(self.transport, self._target) as outbound:
             opening = self._opening(self.transport)
             async with self._call(await in_thread(outbound.announce, opening)) as call:
                 if not call.is_over:

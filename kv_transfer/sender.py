@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from kv_transfer.blocks.arena import Arena, device_of
 from kv_transfer.channels import Channels
@@ -82,8 +82,8 @@ class Sender:
         )
         return Push(self, key, target, PushAttempt(transport, why), adapter, num_tokens)
 
-    @contextmanager
-    def outbound(self, transport: str, target: HandoffTarget) -> Iterator[Outbound]:
+    @asynccontextmanager
+    async def outbound(self, transport: str, target: HandoffTarget) -> AsyncIterator[Outbound]:
         """The sending half for one push. After an exit without an exception, its connections are
         reused.
         """
@@ -97,7 +97,7 @@ class Sender:
             case "cuda_ipc":
                 yield CudaIpcOutbound(self.arena, digests=self.digests)
             case "gloo" | "nccl":
-                with self._groups.lend(
+                async with self._groups.lend(
                     transport, target, self.arena, digests=self.digests
                 ) as outbound:
                     yield outbound

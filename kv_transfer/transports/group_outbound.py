@@ -4,10 +4,11 @@ gRPC.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -17,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from kv_transfer.blocks.arena import Arena, digest_kind, places_in, read_blocks
 from kv_transfer.blocks.block_copy import copy_blocks
+from kv_transfer.blocks.copy_threads import in_thread
 from kv_transfer.blocks.digest import multilinear_digests
 from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import layers_of
@@ -35,18 +37,23 @@ class SenderGroups:
         self._timeout_s = timeout_s
         self._store: Store | None = None
         self._address = ""
+        self._opening = asyncio.Lock()
         self._names = count()
         # Oldest first.
         self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()
 
-    @contextmanager
-    def lend(
+    @asynccontextmanager
+    async def lend(
         self, backend: str, target: HandoffTarget, arena: Arena, *, digests: bool
-    ) -> Iterator[GroupOutbound]:
+    ) -> AsyncIterator[GroupOutbound]:
         """The sending half for one push. If the push fails, its group is closed, since an
-        incomplete transfer may be left in it.
+        incomplete transfer may be left in it. Raises Unavailable if this host's own store cannot
+        be opened.
         """
-        store = self._open_store()
+        async with self._opening:
+            if self._store is None:
+                self._store = await in_thread(self._open_store)
+        store = self._store
         pair = backend, target.address, target.epoch
         group = next((group for group, owner in self._idle.items() if owner == pair), None)
         if group is None:
@@ -71,15 +78,11 @@ class SenderGroups:
         self._store = None
 
     def _open_store(self) -> Store:
-        if self._store is None:
-            # The store's own socket would listen on all interfaces.
-            listener = socket.create_server((self._host, 0))
-            host, port = listener.getsockname()[:2]
-            self._address = f"{host}:{port}"
-            self._store = open_store(
-                host, port, timedelta(seconds=self._timeout_s), listener.detach()
-            )
-        return self._store
+        # The store's own socket would listen on all interfaces.
+        listener = socket.create_server((self._host, 0))
+        host, port = listener.getsockname()[:2]
+        self._address = f"{host}:{port}"
+        return open_store(host, port, timedelta(seconds=self._timeout_s), listener.detach())
 
 
 class GroupOutbound:

@@ -47,15 +47,18 @@ def _parse(rendezvous: str) -> tuple[str, int, str]:
 
 
 def open_store(host: str, port: int, timeout: timedelta, listening_fd: int | None = None) -> Store:
-    """The rendezvous store of two ranks: the server behind `listening_fd`, or a client of it."""
-    store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-        host,
-        port,
-        is_master=listening_fd is not None,
-        master_listen_fd=listening_fd,
-        wait_for_workers=False,
-        timeout=timeout,
-    )
+    """The rendezvous store of two ranks: the server behind `listening_fd`, or a client of it.
+    Raises Unavailable.
+    """
+    with _lost_peer():
+        store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            is_master=listening_fd is not None,
+            master_listen_fd=listening_fd,
+            wait_for_workers=False,
+            timeout=timeout,
+        )
     return store
 
 

@@ -13,6 +13,7 @@ from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, sender_of
 
 from kv_transfer.transports.group_inbound import ReceiverGroups
 from kv_transfer.transports.pair_group import PairGroup
+from kvrelay.errors import Unavailable
 
 
 async def test_the_store_listens_on_the_workers_address_only() -> None:
@@ -28,6 +29,16 @@ async def test_the_store_listens_on_the_workers_address_only() -> None:
         assert "0.0.0.0" in {host for host, _ in listening() - before}, (
             "the look itself would see it"
         )
+
+
+async def test_a_store_that_does_not_open_in_time_is_unavailable_and_leaves_no_socket() -> None:
+    sockets = listening()
+    async with decode_end() as decode, sender_of(MemoryFile(), timeout_s=0.0) as sender:
+        target = decode.grant([1, 2], transport="gloo")
+        with pytest.raises(Unavailable, match="timed out"):
+            async with sender.outbound("gloo", target):
+                pytest.fail("no store, no group")
+        assert len(listening() - sockets) == 1, "the receiver's server"
 
 
 def test_a_group_that_two_pushes_name_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
