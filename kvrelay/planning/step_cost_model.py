@@ -1,4 +1,4 @@
-"""A worker's step costs as linear functions, with a JSON form. Pure."""
+"""A worker's step costs as functions of their sizes, with a JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ Kind = Literal["measured", "analytic"]
 # Seconds. Larger coefficients are mistakes.
 _LARGEST = 1e6
 _MAX_TEXT = 500
+_MOST_BENDS = 16
+_LARGEST_BATCH = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class StepCostModel:
     """What the steps of one worker cost. Each coefficient is in seconds per unit, 0 or more.
+    (batch, seconds) of decode_bends: each sequence above that batch takes so many seconds more.
 
     - A prefill step of n tokens of one prompt that attend to c tokens each on average takes
       prefill_base_s + prefill_token_s n + prefill_token_context_s n c.
     - A decode step of b sequences that hold t tokens of KV together takes
-      decode_base_s + decode_sequence_s b + decode_context_token_s t.
+      decode_base_s + decode_sequence_s b + decode_context_token_s t
+      + the sum of seconds (b - batch) over the bends with batch < b.
     - The hand-off of n bytes takes handoff_base_s + handoff_byte_s n.
 
     Raises InvalidArgument for a coefficient that is negative, not finite, or above 1e6.
@@ -49,6 +53,9 @@ class StepCostModel:
     device: str = ""
     # Where the figures come from, in one sentence.
     source: str = ""
+    # In ascending order. Weights are read once for all sequences; from some batch on, the
+    # arithmetic of each takes longer than that.
+    decode_bends: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -59,6 +66,13 @@ class StepCostModel:
                     f"{plain(_LARGEST)}",
                     field=name,
                 )
+        if not _are_bends(self.decode_bends):
+            raise InvalidArgument(
+                f"decode_bends are {self.decode_bends!r:.80}; they must be at most {_MOST_BENDS} "
+                "pairs of a batch of at least 1, in ascending order, and of seconds from 0 to "
+                f"{plain(_LARGEST)}",
+                field="decode_bends",
+            )
         if self.kind not in get_args(Kind):
             allowed = " and ".join(get_args(Kind))
             raise InvalidArgument(f"kind is {self.kind!r:.40}; allowed are {allowed}", field="kind")
@@ -93,11 +107,15 @@ class StepCostModel:
         """Returns the seconds of a decode step of `batch` sequences that hold `context_tokens`
         tokens of KV together.
         """
-        return (
+        seconds = (
             self.decode_base_s
             + self.decode_sequence_s * batch
             + self.decode_context_token_s * context_tokens
         )
+        for least, more_s in self.decode_bends:
+            if batch > least:
+                seconds += more_s * (batch - least)
+        return seconds
 
     def handoff_s(self, num_bytes: int | float) -> float:
         """Returns the seconds of the hand-off of `num_bytes` bytes."""
@@ -119,8 +137,13 @@ class StepCostModel:
         values = {name: value for name, value in document.items() if name != "format"}
         if unknown := values.keys() - _NAMES:
             raise InvalidArgument(f"step costs: {min(unknown)!r:.60} is not a known key")
-        if missing := _NAMES - set(_TEXTS) - values.keys():
+        if missing := _NAMES - set(_OPTIONAL) - values.keys():
             raise InvalidArgument(f"step costs: {min(missing)} is missing", field=min(missing))
+        bends = values.get("decode_bends", ())
+        if isinstance(bends, list):
+            values["decode_bends"] = tuple(
+                tuple(bend) if isinstance(bend, list) else bend for bend in bends
+            )
         return cls(**values)
 
     @classmethod
@@ -133,6 +156,23 @@ class StepCostModel:
         return cls.from_json(document)
 
 
+def _are_bends(bends: object) -> bool:
+    if not isinstance(bends, tuple) or len(bends) > _MOST_BENDS:
+        return False
+    last = 0
+    for bend in bends:
+        if not isinstance(bend, tuple) or len(bend) != 2:
+            return False
+        batch, seconds = bend
+        if type(batch) is not int or not last < batch <= _LARGEST_BATCH:
+            return False
+        if type(seconds) not in (int, float) or not 0 <= seconds <= _LARGEST:
+            return False
+        last = batch
+    return True
+
+
 _NAMES = {field.name for field in fields(StepCostModel)}
 _NUMBERS = tuple(field.name for field in fields(StepCostModel) if field.name.endswith("_s"))
 _TEXTS = ("model", "device", "source")
+_OPTIONAL = (*_TEXTS, "decode_bends")

@@ -61,6 +61,20 @@ MUTANTS = (
         f"{_PROFILING}::test_too_few_measurements_are_refused",
     ),
     _mutant(
+        "sequences above a bend take no longer",
+        "planning/step_cost_model.py",
+        "seconds += more_s * (batch - least)",
+        "pass",
+        "unit/planning/test_step_cost_model.py::test_sequences_above_a_bend_take_longer",
+    ),
+    _mutant(
+        "a profile has as many bends as batches",
+        "bench/profiling/run.py",
+        "between[: max(0, spare)]",
+        "between",
+        f"{_PROFILING}::test_a_fit_has_a_measurement_more_than_coefficients",
+    ),
+    _mutant(
         "planned steps are slowed by a neighbour that begins",
         "simulation/machine.py",
         "self.slowed(ratio)",

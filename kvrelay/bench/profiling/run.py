@@ -81,13 +81,13 @@ def run(options: Options, progress: Progress) -> Profile:
         start_s = engine.ready_seconds if on_gpu else facts["seconds_since_imports"]
         measuring = _Steps(engine, options, facts)
         prefill = measuring.prefill(progress("prefill", len(measuring.lengths)))
-        decode = measuring.decode(prefill, progress("decode", len(measuring.cases)))
+        decode, bends = measuring.decode(prefill, progress("decode", len(measuring.cases)))
     layout = KvLayout.of_fields(facts["layout"])
     handoff = asyncio.run(_handoff(layout, progress))
     name = _machine(str(device)) if on_gpu else processor_name()
     machine = f"{name}, {len(cores)} thread{'s' * (len(cores) > 1)}"
     (prefill_base, prefill_token, prefill_pair) = prefill.coefficients
-    (decode_base, decode_sequence, decode_context) = decode.coefficients
+    (decode_base, decode_sequence, decode_context, *more) = decode.coefficients
     (handoff_base, handoff_byte) = handoff.coefficients
     costs = StepCostModel(
         prefill_base_s=prefill_base,
@@ -105,6 +105,7 @@ def run(options: Options, progress: Progress) -> Profile:
         device=machine[:200],
         source="fitted by `kvrelay profile`; start_s is the start of an engine"
         f"{'' if on_gpu else ' in a forked process'}, and role_change_s is assumed",
+        decode_bends=tuple((bend, one) for bend, one in zip(bends, more, strict=True) if one),
     )
     parts = {"prefill": prefill, "decode": decode, "handoff": handoff}
     return Profile(
@@ -180,8 +181,10 @@ class _Steps:
         rows = [(-(-tokens // chunk), tokens, tokens * (tokens + 1) / 2) for tokens in seconds]
         return fit(rows, [median(found) for found in seconds.values()], "prefill")
 
-    def decode(self, prefill: Fit, done: Callable[[], None]) -> Fit:
-        """Measures steps of all batches whose prompts do not take too long, and fits."""
+    def decode(self, prefill: Fit, done: Callable[[], None]) -> tuple[Fit, tuple[int, ...]]:
+        """Measures steps of all batches whose prompts do not take too long, and fits. Returns also
+        the batches at which the times may bend.
+        """
         until = time.monotonic() + self._options.seconds * 0.55
         base, token, pair = prefill.coefficients
         chunk = self._options.chunk_tokens
@@ -203,10 +206,21 @@ class _Steps:
             rows.append((1.0, float(batch), batch * grown))
             seconds.append(median(found))
             done()
-        return fit(rows, seconds, "decode")
+        bends = _bends([int(batch) for _, batch, _ in rows])
+        bent = [(*row, *(max(0.0, row[1] - bend) for bend in bends)) for row in rows]
+        return fit(bent, seconds, "decode"), bends
 
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._vocab_size), k=tokens)
+
+
+def _bends(batches: list[int]) -> tuple[int, ...]:
+    """Batches between the smallest and the largest of the measured ones: as many as leave the fit
+    of all coefficients one measurement more than there are coefficients.
+    """
+    spare = len(batches) - 1 - 3
+    between = sorted(set(batches))[1:-1]
+    return tuple(between[: max(0, spare)])
 
 
 async def _handoff(layout: KvLayout, progress: Progress) -> Fit:

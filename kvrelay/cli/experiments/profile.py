@@ -94,11 +94,12 @@ def profile_view(found: Profile) -> RenderableType:
     table = Table()
     for column in ("step", "time", "error, rms", "largest"):
         table.add_column(column)
+    bends = (f" + {seconds(more)} x (sequences - {least})" for least, more in costs.decode_bends)
     formulas = {
         "prefill": f"{seconds(costs.prefill_base_s)} + {seconds(costs.prefill_token_s)} x tokens + "
         f"{seconds(costs.prefill_token_context_s)} x tokens x context",
         "decode": f"{seconds(costs.decode_base_s)} + {seconds(costs.decode_sequence_s)} x "
-        f"sequences + {seconds(costs.decode_context_token_s)} x context tokens",
+        f"sequences + {seconds(costs.decode_context_token_s)} x context tokens" + "".join(bends),
         "handoff": f"{seconds(costs.handoff_base_s)} + {seconds(costs.handoff_byte_s)} x bytes",
     }
     for name, text in formulas.items():

@@ -25,8 +25,10 @@ class KnownEngine:
 
     name = "known"
 
-    def __init__(self, costs: tuple[float, ...], pass_time: Callable[[float], None]) -> None:
-        self._prefill, self._decode = costs[:3], costs[3:]
+    def __init__(
+        self, costs: tuple[float, ...], bend: tuple[int, float], pass_time: Callable[[float], None]
+    ) -> None:
+        self._prefill, self._decode, self._bend = costs[:3], costs[3:], bend
         self._pass_time = pass_time
         self._batch: list[int] = []
 
@@ -47,6 +49,7 @@ class KnownEngine:
         for _ in range(steps):
             parts = (1, len(self._batch), sum(self._batch))
             total += sum(cost * part for cost, part in zip(self._decode, parts, strict=True))
+            total += self._bend[1] * max(0, len(self._batch) - self._bend[0])
             self._batch = [one + 1 for one in self._batch]
         self._pass_time(total)
         return total
@@ -56,9 +59,12 @@ class KnownEngine:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, costs: tuple[float, ...], seconds: float
-) -> tuple[tuple[float, ...], float]:
-    """Returns the fitted costs, and the seconds that measuring took."""
+    monkeypatch: pytest.MonkeyPatch,
+    costs: tuple[float, ...],
+    seconds: float,
+    bend: tuple[int, float] = (1, 0.0),
+) -> tuple[tuple[float, ...], dict[int, float], float]:
+    """Returns the fitted costs, the bends, and the seconds that measuring took."""
     now = [0.0]
     monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
 
@@ -66,10 +72,12 @@ def measured(
         now[0] += more
 
     options = profiling.Options("known", seconds=seconds, chunk_tokens=CHUNK)
-    steps = profiling._Steps(KnownEngine(costs, pass_time), options, dict[str, Any](FACTS))
+    steps = profiling._Steps(KnownEngine(costs, bend, pass_time), options, dict[str, Any](FACTS))
     prefill = steps.prefill(lambda: None)
-    decode = steps.decode(prefill, lambda: None)
-    return (*prefill.coefficients, *decode.coefficients), now[0]
+    decode, bends = steps.decode(prefill, lambda: None)
+    more = decode.coefficients[3:]
+    found = {at: one for at, one in zip(bends, more, strict=True) if one > 1e-9}
+    return (*prefill.coefficients, *decode.coefficients[:3]), found, now[0]
 
 
 @pytest.mark.parametrize("slowness", [1e-2, 1.0, 10.0])
@@ -77,10 +85,44 @@ def test_known_costs_are_found_within_the_time(
     monkeypatch: pytest.MonkeyPatch, slowness: float
 ) -> None:
     costs = tuple(slowness * one for one in (4e-3, 6e-5, 1e-8, 1.2e-2, 2e-4, 4e-7))
-    found, seconds = measured(monkeypatch, costs, 60.0)
+    found, bends, seconds = measured(monkeypatch, costs, 60.0)
     assert found == pytest.approx(costs, rel=0.02)
+    assert bends == {}
     assert seconds < 90.0
     assert DECODE_STEPS > 1
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8, 16])
+def test_a_known_bend_is_found(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    costs = (4e-3, 6e-5, 1e-8, 1.2e-2, 2e-4, 4e-7)
+    found, bends, _ = measured(monkeypatch, costs, 60.0, (batch, 3e-4))
+    assert found == pytest.approx(costs, rel=0.02)
+    assert bends == pytest.approx({batch: 3e-4}, rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 1.0, 3.0])
+def test_a_slow_machine_has_fewer_bends_than_measurements(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    costs = (4e-2, 6e-4, 1e-7, 1.2e-1, 2e-3, 4e-6)
+    found, bends, _ = measured(monkeypatch, costs, seconds, (4, 3e-3))
+    assert found[:4] == pytest.approx(costs[:4], rel=0.1)
+    assert set(bends) <= {2, 4}
+
+
+@pytest.mark.parametrize(
+    ("batches", "bends"),
+    [
+        ([1, 4, 1, 4], ()),
+        ([1, 4, 1, 4, 2], (2,)),
+        ([1, 2, 4, 8, 16], (2,)),
+        ([1, 2, 4, 8, 16, 32], (2, 4)),
+    ],
+)
+def test_a_fit_has_a_measurement_more_than_coefficients(
+    batches: list[int], bends: tuple[int, ...]
+) -> None:
+    assert profiling._bends(batches) == bends
 
 
 @settings(max_examples=60, deadline=None)

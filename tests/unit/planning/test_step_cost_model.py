@@ -11,6 +11,9 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.planning.step_cost_model import StepCostModel
 
 _SECONDS = st.floats(0, 1e3)
+_BENDS = st.dictionaries(st.integers(1, 4096), _SECONDS, max_size=4).map(
+    lambda bends: tuple(sorted(bends.items()))
+)
 _MODELS = st.builds(
     StepCostModel,
     *[_SECONDS] * 10,
@@ -18,6 +21,7 @@ _MODELS = st.builds(
     model=st.text(max_size=20),
     device=st.text(max_size=20),
     source=st.text(max_size=20),
+    decode_bends=_BENDS,
 )
 
 
@@ -51,13 +55,63 @@ def test_the_formulas_by_hand() -> None:
     assert model.handoff_s(100) == 807
 
 
+def test_sequences_above_a_bend_take_longer() -> None:
+    model = StepCostModel(
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "measured", decode_bends=((2, 0.5), (8, 1.0))
+    )
+    assert [model.decode_s(batch, 0) for batch in (1, 2, 3, 8, 10)] == [9, 14, 19.5, 47, 60]
+
+
+@given(_MODELS, st.integers(1, 5000), st.integers(0, 10**6))
+def test_a_larger_batch_costs_no_less_for_each_more(
+    model: StepCostModel, batch: int, context: int
+) -> None:
+    below, at, above = (model.decode_s(batch + more, context) for more in (-1, 0, 1))
+    assert above - at >= (at - below) - 1e-9 * above >= -1e-9 * above
+
+
+def test_step_costs_without_bends_are_read() -> None:
+    document = StepCostModel(*[0.0] * 10, kind="analytic").to_json()
+    del document["decode_bends"]
+    assert StepCostModel.from_json(document).decode_bends == ()
+
+
+@pytest.mark.parametrize(
+    "bends",
+    [
+        None,
+        5,
+        "x",
+        {},
+        [1, 2],
+        [[1]],
+        [[1, 0.1, 2]],
+        [[0, 0.1]],
+        [[1.5, 0.1]],
+        [[True, 0.1]],
+        [[2, 0.1], [1, 0.1]],
+        [[2, 0.1], [2, 0.1]],
+        [[2, -0.1]],
+        [[2, math.nan]],
+        [[2, 1e7]],
+        [[2, "x"]],
+        [[2**21, 0.1]],
+        [[batch, 0.1] for batch in range(1, 18)],
+    ],
+)
+def test_wrong_bends_are_refused(bends: object) -> None:
+    document = StepCostModel(*[0.0] * 10, kind="analytic").to_json()
+    with pytest.raises(InvalidArgument, match="decode_bends"):
+        StepCostModel.from_json({**document, "decode_bends": bends})
+
+
 @given(
     st.sampled_from(list(StepCostModel.__dataclass_fields__)),
     st.one_of(
         st.none(),
         st.booleans(),
         st.just("x" * 501),
-        st.lists(st.integers(), max_size=1),
+        st.lists(st.integers(), min_size=1, max_size=1),
         st.floats(max_value=-1e-300),
         st.just(math.nan),
         st.just(math.inf),
