@@ -14,7 +14,7 @@ from kvrelay.planning.step_cost_model import StepCostModel
 FORMAT = "kvrelay-profile-1"
 _LARGEST = 2**40
 # A list of all token ids is made of the vocabulary.
-_LARGEST_VOCABULARY = 2**24
+LARGEST_VOCABULARY = 2**24
 _MAX_TEXT = 500
 _COUNTS = ("kv_token_bytes", "max_model_len", "vocab_size")
 
@@ -40,7 +40,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            largest = _LARGEST_VOCABULARY if name == "vocab_size" else _LARGEST
+            largest = LARGEST_VOCABULARY if name == "vocab_size" else _LARGEST
             if type(value) is not int or not 1 <= value <= largest:
                 raise InvalidArgument(
                     f"profile: {name} is {value!r:.40}; it must be a whole number from 1 to "

@@ -205,6 +205,11 @@ class WorkerService(WorkerServiceServicer):
                     self._refuse(message, session, Internal(f"the command failed: {error!r:.200}"))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             log.warning("session_broken", router=session.router_id, reason=str(error))
+        # gRPC raises the parser's errors. What the command asked for is unknown.
+        except Exception as error:  # noqa: BLE001
+            reason = f"a command cannot be read: {error!s:.200}"
+            log.warning("command_unreadable", router=printable(session.router_id), reason=reason)
+            session.end(InvalidArgument(reason))
         finally:
             session.end()
 

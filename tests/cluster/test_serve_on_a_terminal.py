@@ -42,7 +42,7 @@ def test_the_printed_commands_work_and_the_log_is_in_a_file(tmp_path: Path) -> N
     os.close(end)
     try:
         shown = read_to(terminal, LAST_STEP)
-        assert "starting Redis and Ray" in shown, "progress"
+        assert "starting Redis, Ray and workers" in shown, "progress"
         assert "event=" not in shown
         assert re.search(r"^kvrelay ready grpc=\S+\s+http=\S+\s+admin=\S+$", shown, re.MULTILINE)
         log = re.search(r"^Log +(\S+)$", shown, re.MULTILINE)

@@ -25,6 +25,7 @@ from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
 from kvrelay.loadtest.traces.replay import Replay
 from kvrelay.loadtest.workload import PlannedRequest, Workload
+from kvrelay.planning.profile import LARGEST_VOCABULARY
 from kvrelay.planning.quantity import plain
 
 # A list of rates, or the bounds of a search.
@@ -141,6 +142,12 @@ def _vocab_size(settings: Settings, target: Target, load: Load) -> int:
     if not found and not (isinstance(load, Workload) and load.text):
         raise InvalidArgument(
             f"{settings.target} does not report its vocabulary size; give --vocab-size or --text"
+        )
+    if found > LARGEST_VOCABULARY:
+        raise InvalidArgument(
+            f"the vocabulary size is {plain(found)}; a load test draws from at most "
+            f"{LARGEST_VOCABULARY} token ids; give --vocab-size",
+            field="vocab_size",
         )
     return found
 

@@ -173,7 +173,7 @@ def progress_line(states: Mapping[str, str], compiles: bool = False) -> str:
     kernels.
     """
     if not states:
-        return "starting Redis and Ray"
+        return "starting Redis, Ray and workers"
     note = " (compiling kernels, once for this processor: about a minute)" if compiles else ""
     if len(states) <= _MOST_NAMED:
         each = [f"{worker} {state}" for worker, state in sorted(states.items())]

@@ -130,7 +130,7 @@ def test_what_it_looks_at_for_the_compiler_are_the_kernels() -> None:
 
 
 def test_progress_names_each_worker() -> None:
-    assert progress_line({}) == "starting Redis and Ray"
+    assert progress_line({}) == "starting Redis, Ray and workers"
     line = progress_line({"prefill-0": "ready", "decode-0": "starting"})
     assert line == "starting workers: decode-0 starting, prefill-0 ready"
     many = {f"decode-{number}": "waits for room" for number in range(98)} | {"prefill-0": "ready"}

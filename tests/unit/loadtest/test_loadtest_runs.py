@@ -509,6 +509,14 @@ def test_an_http_failure_is_typed(capsys: Output, reply: Response, code: str, me
     assert message in err
 
 
+@pytest.mark.parametrize("size", [2**24 + 1, 5 * 10**9, 10**20])
+def test_a_vocabulary_that_fills_the_memory_is_refused(capsys: Output, size: int) -> None:
+    with http_serving(HttpServer(vocab_size=None)) as target:
+        code = loadtest("--target", target, "--num-requests", "1", "--vocab-size", str(size))
+    assert code == 2
+    assert "16777216 token ids" in capsys.readouterr().err
+
+
 def test_a_vocabulary_that_is_not_told_must_be_given(capsys: Output) -> None:
     with http_serving(HttpServer(vocab_size=None)) as target:
         assert loadtest("--target", target, "--num-requests", "1") == 2

@@ -124,6 +124,26 @@ async def test_a_router_of_a_protocol_that_does_not_fit_is_told_so(
         assert "upgrade this end" in (caught.value.details() or "")
 
 
+async def last_of(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_command_that_cannot_be_read_ends_its_session_with_the_reason(
+    tiny_model: Callable[..., Path],
+) -> None:
+    async with workers(tiny_model(), CONFIG, "decode-0") as running:
+        (info,) = await running.registry.workers()
+        async with grpc.aio.insecure_channel(info.address) as channel:
+            call = channel.stream_stream("/kvrelay.v1.WorkerService/Session")()
+            await call.write(command_to_proto(Hello("router-9")).SerializeToString())
+            await call.read()
+            await call.write(b"\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError, match="a command cannot be read") as caught:
+                await last_of(call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_sessions_without_a_hello_are_capped_and_end(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
