@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
@@ -57,10 +57,12 @@ def check_values(schema: Any) -> None:
             parts += ((one, prescribed) for one in part)
         elif isinstance(part, dict):
             for name, one in part.items():
-                if name in NAMED_SCHEMAS and isinstance(one, dict) and not prescribed:
+                if prescribed or name in _PRESCRIBING:
+                    parts.append((one, True))
+                elif name in NAMED_SCHEMAS and isinstance(one, dict):
                     parts += ((inner, False) for inner in one.values())
-                else:
-                    parts.append((one, prescribed or name in _PRESCRIBING))
+                elif name not in VALUES:
+                    parts.append((one, False))
         elif prescribed and isinstance(part, float) and math.isfinite(part):
             number = _PARTS.fullmatch(repr(part))
             # Short numbers do not match.

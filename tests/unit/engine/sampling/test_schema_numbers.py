@@ -73,6 +73,26 @@ def test_a_number_that_prescribes_no_answer_may_be_any(keyword: str) -> None:
     compiler().compile(Guidance("json_schema", schema))
 
 
+@pytest.mark.parametrize(
+    ("schema", "is_prescribed"),
+    [
+        ({"default": {"const": UNREADABLE}}, False),
+        ({"examples": [{"enum": [UNREADABLE]}]}, False),
+        ({"properties": {"default": {"const": UNREADABLE}}}, True),
+        ({"const": {"default": UNREADABLE}}, True),
+        ({"enum": [{"properties": {"x": UNREADABLE}}]}, True),
+    ],
+)
+def test_a_number_is_prescribed_where_an_answer_must_have_it(
+    schema: object, is_prescribed: bool
+) -> None:
+    if is_prescribed:
+        with pytest.raises(ValueError, match="cannot be read exactly"):
+            check_values(schema)
+    else:
+        check_values(schema)
+
+
 def test_a_part_may_have_the_name_of_a_keyword() -> None:
     part = {"type": "number", "minimum": UNREADABLE}
     compiler().compile(Guidance("json_schema", json.dumps({"properties": {"const": part}})))
