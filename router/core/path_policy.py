@@ -95,8 +95,10 @@ def assign(
     outlook: Outlook | None = None,
     *,
     drops_tokens: bool = False,
+    has_answer: bool = False,
 ) -> Assignment | Wait:
     """Chooses workers for a sequence of `num_tokens` among workers that accept requests.
+    `has_answer`: whether tokens of its answer are among them, because a worker failed after them.
 
     A prompt with fewer than `local_below_tokens` uncached tokens takes the local path, and a longer
     one the disaggregated path. With an `outlook`, a request takes the other path if that is
@@ -129,6 +131,7 @@ def assign(
         why = f"{decode.worker_id} drops the same tokens of its KV as the worker before"
         return _local(decode, num_tokens, "dropped_tokens", why)
     uncached = num_tokens - decode.cached_tokens
+    part = "prompt and answer" if has_answer else "prompt"
     alike = [one for one in workers if one.model.is_same(decode.model)]
     ready = [one for one in alike if one.pool == "prefill"]
     prefillers = [
@@ -145,7 +148,7 @@ def assign(
         if better is None:
             tokens = "token is" if uncached == 1 else "tokens are"
             why = (
-                f"{uncached} uncached prompt {tokens} below "
+                f"{uncached} uncached {part} {tokens} below "
                 f"local_below_tokens={config.local_below_tokens}"
             )
             return _local(decode, num_tokens, "short_prompt", why)
@@ -177,11 +180,11 @@ def assign(
     )
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are busy", for_prefill=True)
-    reason, why, load = _explain(prefill, num_tokens, config.policy)
+    reason, why, load = _explain(prefill, f"{num_tokens} {part} tokens", config.policy)
     if reason == "least_loaded":
         # It says which worker, but not why there.
         why = (
-            f"{uncached} uncached prompt tokens are at least "
+            f"{uncached} uncached {part} tokens are at least "
             f"local_below_tokens={config.local_below_tokens}; {why}"
         )
     if better is not None:
@@ -314,14 +317,14 @@ _DECODE_COST: dict[PolicyName, Callable[[int], Cost]] = {
 }
 
 
-def _explain(prefill: WorkerView, num_tokens: int, policy: PolicyName) -> tuple[Reason, str, str]:
+def _explain(prefill: WorkerView, tokens: str, policy: PolicyName) -> tuple[Reason, str, str]:
     name = prefill.worker_id
     if policy == "round_robin":
         return "round_robin", f"it is {name}'s turn", ""
     if policy == "kv_aware" and prefill.cached_tokens:
         return (
             "prefix_hit",
-            f"{name} {prefill.holds} {prefill.cached_tokens} of {num_tokens} prompt tokens",
+            f"{name} {prefill.holds} {prefill.cached_tokens} of {tokens}",
             "",
         )
     return "least_loaded", f"{name} is free first", f"{prefill.queued_tokens} tokens queued"

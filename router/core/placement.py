@@ -140,6 +140,7 @@ class Placement:
             life.model,
             outlook,
             drops_tokens=self._drops_tokens(life),
+            has_answer=bool(life.tokens),
         )
 
     def _drops_tokens(self, life: Lifecycle) -> bool:

@@ -69,6 +69,26 @@ def test_a_sequence_that_dropped_tokens_stays_local() -> None:
 
 
 @pytest.mark.parametrize(
+    ("workers", "num_tokens", "why"),
+    [
+        ([decode("d"), prefill("p")], 12, "12 uncached prompt and answer tokens are below"),
+        ([decode("d"), prefill("p")], 900, "900 uncached prompt and answer tokens are at least"),
+        (
+            [decode("d"), prefill("p", cached=512)],
+            900,
+            "p should hold 512 of 900 prompt and answer tokens",
+        ),
+    ],
+)
+def test_after_a_failure_the_reason_counts_the_tokens_of_the_answer(
+    workers: list[WorkerView], num_tokens: int, why: str
+) -> None:
+    found = assign(workers, num_tokens, NOBODY, config(), has_answer=True)
+    assert isinstance(found, Assignment)
+    assert found.why.startswith(why)
+
+
+@pytest.mark.parametrize(
     ("policy", "workers", "chosen"),
     [
         ("kv_aware", [prefill("p0", queued=300), prefill("p1", queued=200)], "p1"),
