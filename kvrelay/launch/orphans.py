@@ -9,6 +9,7 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 # From the end of an actor to the end of its worker; longer than a worker that can run needs.
@@ -18,11 +19,17 @@ KILL_S = 10.0
 class Orphans:
     """The workers of one template process, watched between two connections of actors."""
 
-    def __init__(self, listener: int) -> None:
-        """listener: the file descriptor of the socket that actors connect to."""
+    def __init__(
+        self, listener: int, when_readable: Mapping[int, Callable[[], None]] | None = None
+    ) -> None:
+        """listener: the file descriptor of the socket that actors connect to. when_readable: what
+        is called when other descriptors are readable.
+        """
         self._listener = listener
+        self._when_readable = when_readable or {}
         self._poll = select.poll()
-        self._poll.register(listener, select.POLLIN)
+        for descriptor in (listener, *self._when_readable):
+            self._poll.register(descriptor, select.POLLIN)
         # Each actor's descriptor (see pidfd_open), and that of its worker
         self._workers: dict[int, int] = {}
         # When to kill, and the worker's descriptor; the earliest first
@@ -58,6 +65,8 @@ class Orphans:
                 timeout_ms = 1000 * max(0.0, self._left[0][0] - time.monotonic()) + 1
             ready = [fd for fd, _ in self._poll_until_told(timeout_ms)]
             for fd in ready:
+                if fd in self._when_readable:
+                    self._when_readable[fd]()
                 if fd in self._workers:
                     self._poll.unregister(fd)
                     os.close(fd)

@@ -12,14 +12,13 @@ import struct
 import sys
 import threading
 import time
-from contextlib import suppress
 from typing import IO
 
 from kvrelay.errors import KvRelayError
 from kvrelay.launch.forked_worker import settings_from_json
 from kvrelay.launch.orphans import Orphans
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.process.child import signal_name
+from kvrelay.launch.reaper import Reaper
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.worker.runtime.settings import WorkerSettings
 
@@ -37,11 +36,11 @@ def main(descriptor: int) -> None:
     listener = socket.socket(fileno=descriptor)
     configure_logging(at_once=True)
     _import_all()
-    signal.signal(signal.SIGCHLD, _reap)
+    reaper = Reaper()
     # Until `orphans.wait`, which lets it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    orphans = Orphans(listener.fileno())
+    orphans = Orphans(listener.fileno(), {reaper.fileno(): reaper.reap})
     try:
         while True:
             orphans.wait()
@@ -50,22 +49,13 @@ def main(descriptor: int) -> None:
             if pid == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+                reaper.close()
                 listener.close()
                 _worker(connection)
             orphans.watch(_peer(connection), pid)
             connection.close()
     finally:
         orphans.kill_all()
-
-
-def _reap(*_: object) -> None:
-    """Reaps ended workers, and logs the signal that killed one."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            if os.WIFSIGNALED(status):
-                name = signal_name(os.WTERMSIG(status))
-                log.warning("worker_killed", pid=pid, signal=name)
 
 
 def _peer(connection: socket.socket) -> int:
@@ -94,7 +84,6 @@ def _worker(connection: socket.socket) -> None:
     """Runs the worker in the forked process, and ends the process."""
     code = _FAILED
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         orders = connection.makefile("r")
         first = json.loads(orders.readline())
         connection.sendall(b"{}\n")

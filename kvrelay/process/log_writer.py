@@ -1,24 +1,28 @@
-"""Writes log lines to stderr in a separate thread, so that logging never blocks on a pipe that is
-not read.
-"""
+"""Writes log lines to stderr, so that logging never blocks on a pipe that is not read."""
 
 from __future__ import annotations
 
 import atexit
 import json
 import os
+import select
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 
 # Most lines in the queue; further lines are dropped and counted.
 MAX_LINES = 10_000
 # Time for the remaining lines when the process ends.
 FLUSH_S = 1.0
+# A character takes at most 4 bytes, or an escape of 10 characters.
+_MOST_CHARACTERS = select.PIPE_BUF // 10 - 1
 
 
 class LogWriter:
-    """A logger for structlog to wrap. Each method takes one complete line."""
+    """A logger for structlog to wrap. Each method takes one complete line, which a separate thread
+    writes.
+    """
 
     def __init__(self, max_lines: int = MAX_LINES) -> None:
         self._max_lines = max_lines
@@ -77,6 +81,21 @@ class LogWriter:
                     self._dropped += dropped + len(lines)
 
 
+class DirectLogWriter:
+    """A logger for structlog to wrap, in a process that must have no other thread. A line is lost
+    if stderr cannot take it at once, and cut to what a pipe takes at once.
+    """
+
+    def info(self, line: str) -> None:
+        """Writes a line without blocking."""
+        with suppress(OSError, ValueError):
+            descriptor = _descriptor()
+            if descriptor < 0 or select.select([], [descriptor], [], 0)[1]:
+                _write(f"{line:.{_MOST_CHARACTERS}}\n")
+
+    debug = warning = error = critical = info
+
+
 def _told(dropped: int) -> list[str]:
     said = {
         "level": "warning",
@@ -87,20 +106,23 @@ def _told(dropped: int) -> list[str]:
     return [json.dumps(said)] if dropped else []
 
 
+def _descriptor() -> int:
+    """Returns the file descriptor of stderr; -1 if there is none."""
+    try:
+        return -1 if sys.stderr is None else sys.stderr.fileno()
+    except (OSError, ValueError):
+        # A replacement stream without a file.
+        return -1
+
+
 def _write(text: str) -> None:
     """Writes to the file descriptor, without the stream's buffer. If the write never returned, the
     buffer's lock would block the exit of the interpreter.
     """
-    stream = sys.stderr
-    if stream is None:
-        return
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):
-        # A replacement stream without a file.
-        descriptor = -1
+    descriptor = _descriptor()
     if descriptor < 0:
-        stream.write(text)
+        if sys.stderr is not None:
+            sys.stderr.write(text)
         return
     left = text.encode("utf-8", "backslashreplace")
     while left:

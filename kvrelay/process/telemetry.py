@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.process.log_writer import LogWriter
+from kvrelay.process.log_writer import DirectLogWriter, LogWriter
 
 LEVELS = ("debug", "info", "warning", "error")
 # An environment variable, so that the processes of a cluster inherit it.
@@ -55,7 +55,7 @@ def configure_logging(default: str = "info", at_once: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr) if at_once else lambda *_: _WRITER,
+        logger_factory=lambda *_: DirectLogWriter() if at_once else _WRITER,
         cache_logger_on_first_use=False,
     )
 

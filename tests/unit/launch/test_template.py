@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -106,30 +105,6 @@ async def test_its_death_is_told_at_once_and_the_next_is_forked(
             with pytest.raises(Unavailable, match="worker process ended"):
                 await worker.ended()
             await registry.remove_worker(info.worker_id, info.epoch)
-
-
-def test_the_log_has_the_signal_that_killed_a_worker() -> None:
-    script = """
-        import os, signal, time
-        from kvrelay.launch import template_process
-        signal.signal(signal.SIGCHLD, template_process._reap)
-        for ends in (lambda: os._exit(0), signal.pause):
-            child = os.fork() or ends()
-        os.kill(child, signal.SIGKILL)
-        while True:
-            try:
-                os.kill(child, 0)
-            except ProcessLookupError:
-                break
-        print(child)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=True
-    )
-    told, child = done.stdout.splitlines()
-    assert "worker_killed" in told
-    assert f"pid={child}" in told
-    assert "SIGKILL" in told
 
 
 async def test_it_ends_with_its_actor(
