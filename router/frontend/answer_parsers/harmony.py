@@ -85,7 +85,15 @@ class HarmonyParser(SteppedParser):
         """Reads the body of a message. Returns the beginning of the next header, or ""."""
         end = yield from self.reader.accept(*_BODY_ENDS.markers)
         if not end:
+            if self._add_body == self.add_arguments:
+                yield from self._object()
             end = yield from self.reader.until(_BODY_ENDS, self._add_body)
         elif self._add_body == self.add_arguments:
             self.add_arguments("{}")
         return end if end in _NEW_HEADERS.markers else (yield from self.next_call(_HEADER_BEGINS))
+
+    def _object(self) -> Steps[None]:
+        """Reads the object that arguments are. Markers in its strings are text."""
+        self.add_arguments((yield from self.reader.spaces()))
+        if (yield from self.reader.peek()) == "{":
+            yield from self.reader.json_value(self.add_arguments)

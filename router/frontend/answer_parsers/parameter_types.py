@@ -36,8 +36,8 @@ class Types(NamedTuple):
     names: frozenset[str]
     # Strings that are allowed beside types other than "string".
     words: frozenset[str] = frozenset()
-    # Values as JSON that are allowed beside the strings of an enumeration.
-    literals: frozenset[str] = frozenset()
+    # Values that an enumeration allows beside strings.
+    values: tuple[object, ...] = ()
 
     @property
     def is_string(self) -> bool:
@@ -55,15 +55,15 @@ def types_of(schema: object, whole: object) -> Types:
         return Types(frozenset({"string"}))
     parts = [*_parts(schema, whole, ("anyOf", "oneOf"))]
     names = {*_named_types(parts)}
-    literals: set[str] = set()
+    others: tuple[object, ...] = ()
     if names <= {"null"}:
         parts = [*_parts(schema, whole, ("anyOf", "oneOf", "allOf"))]
         names.update(_named_types(parts))
         if "string" not in names:
-            literals = {json.dumps(one) for one in _values(parts) if not isinstance(one, str)}
+            others = tuple(one for one in _values(parts) if not isinstance(one, str))
         names.update(_TYPES[type(value)] for value in _values(parts))
     words = (value for value in _values(parts) if isinstance(value, str))
-    return Types(frozenset(names), frozenset(words), frozenset(literals))
+    return Types(frozenset(names), frozenset(words), others)
 
 
 def value_json(text: str, types: Types) -> str:
@@ -75,12 +75,26 @@ def value_json(text: str, types: Types) -> str:
     value = text.strip()
     value = _LITERALS.get(value, value)
     if "string" in types.names:
-        is_json = value in types.literals or (value == "null" and "null" in types.names)
+        is_json = text not in types.words and _is_listed(value, types)
     elif types.names:
         is_json = text not in types.words
     else:
         is_json = value.startswith(("{", "["))
     return value if is_json and _is_valid(value) else f'"{escape(text)}"'
+
+
+def _is_listed(text: str, types: Types) -> bool:
+    """Whether a text stands for null or for a value of the enumeration, beside strings."""
+    if text == "null" and "null" in types.names:
+        return True
+    try:
+        value = json.loads(text) if types.values else None
+    except (ValueError, RecursionError):
+        return False
+    # Python's True is 1.
+    return any(
+        isinstance(one, bool) == isinstance(value, bool) and one == value for one in types.values
+    )
 
 
 def _named_types(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -118,17 +132,18 @@ def _parts(schema: object, whole: object, keywords: Sequence[str]) -> Iterator[M
             if isinstance(part.get(key), list):
                 left += part[key][:_MOST_PARTS]
         reference = part.get("$ref")
-        if isinstance(reference, str) and reference not in followed:
+        if not isinstance(reference, str) or len(reference) > _MOST_REFERENCE:
+            continue
+        reference = unquote(reference)
+        if reference not in followed:
             followed.add(reference)
             left.append(_referred(reference, whole))
 
 
 def _referred(reference: str, whole: object) -> object:
     """Returns the part of the schema that a JSON pointer names; None if there is none."""
-    if len(reference) > _MOST_REFERENCE:
-        return None
     # LiteLLM omits the #.
-    start, *steps = unquote(reference).split("/", _MOST_PARTS)
+    start, *steps = reference.split("/", _MOST_PARTS)
     if start not in ("#", ""):
         return None
     for step in steps:

@@ -168,6 +168,17 @@ def _rendered_xml(one_call: Call) -> str:
     return f"<tool_call>\n<function={function}>\n{parameters}</function>\n</tool_call>"
 
 
+_markers = sorted({marker for one in TOOL_FORMATS.values() for marker in one.markers})
+# Tags that end a value of Qwen3-Coder, which has no escapes, or that follow one without an end.
+_VALUE_ENDS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+
+
+def may_be_written(name: str, calls: Sequence[Call]) -> bool:
+    """Whether the format can express the values of the calls."""
+    text = json.dumps(calls, ensure_ascii=False)
+    return name != "qwen3_coder" or not any(tag in text for tag in _VALUE_ENDS)
+
+
 _scalars = (
     st.none()
     | st.booleans()
@@ -175,6 +186,7 @@ _scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=12)
     | st.sampled_from(['say "hi"', "C:\\dir\n", "naïve 日本語 🎉", "{[}", "<b>", "null"])
+    | st.sampled_from(_markers).map(lambda marker: f"a{marker}\n")
 )
 _values = st.recursive(
     _scalars,
@@ -193,7 +205,7 @@ calls_of_tools: st.SearchStrategy[list[Call]] = st.lists(
 
 _fragments = st.sampled_from(
     [
-        *sorted({marker for one in TOOL_FORMATS.values() for marker in one.markers}),
+        *_markers,
         *("<function=f>", "<function=", "</function>", "<parameter=k>", "</parameter>"),
         *(
             '{"name": "f", "arguments": {',

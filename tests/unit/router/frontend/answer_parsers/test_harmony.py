@@ -14,6 +14,7 @@ from router.frontend.answer_parsers.events import CallArguments, CallStarted
 from router.frontend.answer_parsers.harmony import HarmonyParser
 
 START = "<|start|>assistant"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 ANSWERS = {
     "reasoning and content": (
@@ -44,6 +45,11 @@ ANSWERS = {
         "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
         [call("python", "print(1)")],
     ),
+    "markers in strings of arguments": (
+        f'{CALL}{{"a": "<|call|>"}}<|call|>{START}{CALL}{{"b": "<|channel|>\\""}}<|return|>',
+        [call("f", '{"a": "<|call|>"}'), call("f", '{"b": "<|channel|>\\""}')],
+    ),
+    "text after the object": (f'{CALL} {{"a": 1}}; "<|call|>', [call("f", ' {"a": 1}; "')]),
     "no end between messages": (
         "<|channel|>analysis<|message|>So.<|channel|>final<|message|>Yes.",
         [reasoning("So."), content("Yes.")],

@@ -125,6 +125,15 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"enum": [1, "two"]}, "2", '"2"'),
         ({"enum": [1, "two"]}, "1", "1"),
         ({"enum": [1, "two"]}, "two", '"two"'),
+        ({"enum": [1.0, "two"]}, "1", "1"),
+        ({"enum": [1, "two"]}, "1.0", "1.0"),
+        ({"enum": [1, "two"]}, "True", '"True"'),
+        ({"enum": [1e22, "two"]}, "1e22", "1e22"),
+        ({"enum": [{"x": 1}, "two"]}, '{"x":1}', '{"x":1}'),
+        ({"enum": [["\u00e9"], "two"]}, '["\u00e9"]', '["\u00e9"]'),
+        ({"enum": ["True", True]}, "True", '"True"'),
+        ({"enum": ["True", True]}, "true", "true"),
+        ({"enum": [1, "two"]}, "[" * 100_000, '"' + "[" * 100_000 + '"'),
         ({"anyOf": [{"enum": ["auto", True, 2]}, {"type": "null"}]}, "2", "2"),
         ({"anyOf": [{"enum": ["auto", True, 2]}, {"type": "null"}]}, "auto", '"auto"'),
         ({"anyOf": [{"type": "integer"}, {"enum": ["auto", "none"]}]}, "5", "5"),
@@ -167,8 +176,8 @@ def test_a_reference_in_a_circle_is_followed_once_for_all_values(
     )
     answer = "\n".join([xml("5")] * 10)
     assert parsed("qwen3_coder", answer, [given]) == [call("f", '{"p": "5"}')] * 10
-    # With the schemas of allOf, and without.
-    assert len(unquoted) <= 2
+    # With the schemas of allOf, and without; each reads the reference, and the part's own.
+    assert len(unquoted) <= 4
     assert sum(map(len, unquoted)) <= 2_000
 
 
@@ -211,3 +220,19 @@ def test_strings_are_streamed() -> None:
     assert parser.push("one\n") == [CallArguments(0, "one")]
     assert parser.push("two\n</par") == [CallArguments(0, "\\ntwo")]
     assert parser.push("ameter>") == [CallArguments(0, '"')]
+
+
+def test_references_in_any_spelling_lead_to_the_same_part_once() -> None:
+    class Counted(dict[str, object]):
+        looks = 0
+
+        def get(self, key: str, default: object = None) -> object:
+            Counted.looks += key == "a"
+            return super().get(key, default)
+
+    spellings = ["#/%24defs/a", "#/$defs/a", "#/$defs/%61", "#%2F$defs/a"]
+    whole = {"$defs": Counted(a={"enum": [1, "two"]})}
+    found = parameter_types.types_of({"anyOf": [{"$ref": one} for one in spellings]}, whole)
+    assert found.values == (1,)
+    # With the schemas of allOf, and without.
+    assert Counted.looks == 2
