@@ -12,7 +12,7 @@ import posixpath
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from kvrelay.engine.sampling.schema_keywords import VALUES
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 
 # The URI of a schema without an $id, and the scheme of the one that llguidance gives it.
 _BASE = "http://schema/"
@@ -41,7 +41,11 @@ def check_ids(schema: Any) -> None:
                         "whole schema or of another part; leave it out"
                     )
                 known.add(base)
-            parts += ((value, base) for name, value in part.items() if name not in VALUES)
+            for name, value in part.items():
+                if name in NAMED_SCHEMAS and isinstance(value, dict):
+                    parts += ((one, base) for one in value.values())
+                elif name not in VALUES:
+                    parts.append((value, base))
 
 
 def _absolute(base: str, reference: str) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.guided_model import DEMO, EOS, VOCAB
 
 from kvrelay.engine.sampling.grammar import GrammarCompiler
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 from kvrelay.errors import InvalidArgument
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.requests import Guidance
@@ -36,11 +37,19 @@ def accepts(schema: Any, answer: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
 
-@given(st.one_of(st.none(), ids), ids, st.sampled_from(["$defs", "definitions", "properties"]))
-@example(None, "", "$defs")
-@example("http://e/x", "y/../x", "definitions")
-def test_no_part_takes_the_place_of_the_whole(root: str | None, part: str, place: str) -> None:
-    schema: dict[str, Any] = {"type": "string", place: {"a": {"$id": part, "type": "integer"}}}
+@given(
+    st.one_of(st.none(), ids),
+    ids,
+    st.sampled_from(["$defs", "definitions", "properties"]),
+    st.sampled_from(["a", "$id", "$ref", "items", *VALUES, *NAMED_SCHEMAS]),
+)
+@example(None, "", "$defs", "a")
+@example("http://e/x", "y/../x", "definitions", "a")
+@example(None, "", "properties", "default")
+def test_no_part_takes_the_place_of_the_whole(
+    root: str | None, part: str, place: str, name: str
+) -> None:
+    schema: dict[str, Any] = {"type": "string", place: {name: {"$id": part, "type": "integer"}}}
     if root is not None:
         schema["$id"] = root
     try:
