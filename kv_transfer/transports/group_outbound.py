@@ -5,10 +5,11 @@ gRPC.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -23,6 +24,7 @@ from kv_transfer.blocks.digest import multilinear_digests
 from kv_transfer.blocks.plan import Places
 from kv_transfer.transports import layers_of
 from kv_transfer.transports.pair_group import MAX_IDLE, SENDER, PairGroup, open_store
+from kvrelay.errors import Unavailable
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 from kvrelay.worker_messages import HandoffTarget
 
@@ -35,9 +37,9 @@ class SenderGroups:
     def __init__(self, host: str, timeout_s: float) -> None:
         self._host = host
         self._timeout_s = timeout_s
-        self._store: Store | None = None
+        # Shared by the pushes that wait for it.
+        self._store: asyncio.Task[Store] | None = None
         self._address = ""
-        self._opening = asyncio.Lock()
         self._names = count()
         # Oldest first.
         self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()
@@ -50,10 +52,10 @@ class SenderGroups:
         incomplete transfer may be left in it. Raises Unavailable if this host's own store cannot
         be opened.
         """
-        async with self._opening:
-            if self._store is None:
-                self._store = await in_thread(self._open_store)
-        store = self._store
+        if self._store is None:
+            self._store = asyncio.create_task(in_thread(self._open_store))
+            self._store.add_done_callback(self._opened)
+        store = await asyncio.shield(self._store)
         pair = backend, target.address, target.epoch
         group = next((group for group, owner in self._idle.items() if owner == pair), None)
         if group is None:
@@ -77,12 +79,28 @@ class SenderGroups:
         self._idle.clear()
         self._store = None
 
+    def _opened(self, opening: asyncio.Task[Store]) -> None:
+        if (opening.cancelled() or opening.exception()) and self._store is opening:
+            self._store = None
+
     def _open_store(self) -> Store:
-        # The store's own socket would listen on all interfaces.
-        listener = socket.create_server((self._host, 0))
+        try:
+            # The store's own socket would listen on all interfaces.
+            listener = socket.create_server((self._host, 0))
+        except OSError as error:
+            raise Unavailable(f"a group cannot be offered at {self._host}: {error}") from error
         host, port = listener.getsockname()[:2]
         self._address = f"{host}:{port}"
-        return open_store(host, port, timedelta(seconds=self._timeout_s), listener.detach())
+        descriptor = listener.detach()
+        inode = os.fstat(descriptor).st_ino
+        try:
+            return open_store(host, port, timedelta(seconds=self._timeout_s), descriptor)
+        except Unavailable:
+            # TCPStore closes its socket unless it failed early.
+            with suppress(OSError):
+                if os.fstat(descriptor).st_ino == inode:
+                    os.close(descriptor)
+            raise
 
 
 class GroupOutbound:

@@ -96,7 +96,7 @@ class Retry:
 
         Each target is tried once without a wait. Then the rounds over all targets follow, with
         growing waits, each after the shortest delay that a target of the last round asked for. If
-        that is beyond the deadline, only targets that asked for none are worth another round.
+        that is beyond the deadline, the delays count only if all targets asked for one.
         """
         self._failures += 1
         if is_answer(error):

@@ -117,8 +117,8 @@ class WorkerKind:
         return largest(lambda batch: self.costs.decode_s(batch, batch * mean) <= itl_s, MAX_BATCH)
 
     def batch_at(self, tokens_per_s: float, mean: float, most: int) -> float | None:
-        """Returns the batch at which a worker generates `tokens_per_s`; None if that takes more
-        than `most` sequences. A larger batch generates more tokens per second.
+        """Returns the smallest batch at which a worker generates `tokens_per_s`; None if none of
+        at most `most` sequences does.
         """
         if tokens_per_s <= 0:
             return 0.0
@@ -126,13 +126,28 @@ class WorkerKind:
         def throughput(batch: float) -> float:
             return batch / self.costs.decode_s(batch, batch * mean)
 
-        if most < 1 or throughput(most) < tokens_per_s:
+        best = _highest(throughput, most)
+        if most < 1 or throughput(best) < tokens_per_s:
             return None
-        low, high = 0.0, float(most)
+        low, high = 0.0, best
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (middle, high) if throughput(middle) < tokens_per_s else (low, middle)
         return high
+
+
+def _highest(throughput: Callable[[float], float], most: float) -> float:
+    """Returns the batch up to `most` with the highest throughput, which rises with the batch until
+    each sequence more costs more than the mean.
+    """
+    low, high = 0.0, float(most)
+    for _ in range(100):
+        third = (high - low) / 3
+        if throughput(low + third) < throughput(high - third):
+            low += third
+        else:
+            high -= third
+    return max(high, float(most), key=throughput)
 
 
 def slot_wait(slots: int, busy: float, arrival_scv: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import simulated
 
 from kvrelay.errors import FailedPrecondition, KvRelayError
 from kvrelay.planning.device import Device, Efficiency, device_names, find_device
@@ -19,6 +20,7 @@ from kvrelay.planning.plan import Plan, Question, make_plan
 from kvrelay.planning.roofline import Roofline
 from kvrelay.planning.sizing.capacity import MOST, latency_context, latency_users
 from kvrelay.planning.sizing.demand import LatencySlo
+from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
 
 NAMES = st.sampled_from(model_names())
 DEVICES = st.sampled_from(device_names())
@@ -181,3 +183,29 @@ def test_each_device_has_figures_and_their_source(name: str) -> None:
 def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
     with pytest.raises(KvRelayError, match=r"8 x NVIDIA L4.*812 GB of weights.*173 GB"):
         make_plan(question("llama-3.1-405b", "l4"))
+
+
+@given(
+    st.floats(0, 0.01),
+    st.floats(1e-6, 1e-3),
+    st.dictionaries(st.integers(1, 64), st.floats(0, 1e-2), max_size=3),
+    st.integers(1, 128),
+    st.floats(1, 1e5),
+)
+def test_a_rate_is_reached_wherever_a_batch_reaches_it(
+    base: float, each: float, bends: dict[int, float], most: int, rate: float
+) -> None:
+    costs = simulated.profile(
+        decode_base_s=base,
+        decode_sequence_s=each,
+        decode_context_token_s=0.0,
+        decode_bends=tuple(sorted(bends.items())),
+    ).costs
+    kind = WorkerKind(1, LinearCosts(costs), FlatKv(1.0), 1e12)
+    reached = [batch for batch in range(1, most + 1) if batch / costs.decode_s(batch, 0) >= rate]
+    found = kind.batch_at(rate, 0.0, most)
+    if found is None:
+        assert not reached
+    else:
+        assert found <= min([*reached, most]) * (1 + 1e-9)
+        assert found / costs.decode_s(found, 0) >= rate * (1 - 1e-9)
