@@ -42,8 +42,8 @@ _LOOK_AROUND_S = 5.0
 # The removal of a file that fails is tried again after a pause. The pauses double, from the first
 # one above to 17 minutes.
 _MOST_TRIES = 12
-# Blocks of other workers that were damaged, and blocks whose KV is in doubt. A failure gives up all
-# blocks of its sequences: this is enough for several contexts of a million tokens.
+# Blocks that were damaged, and blocks whose KV is in doubt. A failure gives up all blocks of its
+# sequences: this is enough for several contexts of a million tokens.
 _REFUSED_KEPT = 2**18
 _CLOSE_S = 2.0
 # Files that are entered into the index before other tasks have their turn.
@@ -87,6 +87,7 @@ class DiskTier:
         self._doomed: list[BlockKey | Path] = []
         # Files that could not be removed, and how often that was tried.
         self._tries: dict[BlockKey | Path, int] = {}
+        # Blocks that were given up. Only files that were written here since are read.
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._wake = asyncio.Event()
         self._open = False
@@ -221,17 +222,17 @@ class DiskTier:
         self._give_up(stored_key(key))
 
     def _give_up(self, key: BlockKey) -> None:
-        """Removes the block's file, or, if it is not in this worker's folder, never reads it
-        again.
+        """Removes the block's file if it is in this worker's folder. No other file of the block is
+        read any more: another worker's, or one of a disk that is away now.
         """
+        self._refused[key.identity] = None
+        self._refused.move_to_end(key.identity)
+        if len(self._refused) > _REFUSED_KEPT:
+            self._refused.popitem(last=False)
         waited = self._waiting.pop(key.identity, None) is not None
         if self._remove(key) or waited:
             self._doomed.append(key)
             self._wake.set()
-        else:
-            self._refused[key.identity] = None
-            if len(self._refused) > _REFUSED_KEPT:
-                self._refused.popitem(last=False)
 
     def _remove(self, key: BlockKey) -> bool:
         return self._index.remove(key) is not None
@@ -299,7 +300,12 @@ class DiskTier:
         return True
 
     def _found(self, key: BlockKey) -> None:
-        """Adds a file that was there at the start. The files come least recently used first."""
+        """Adds a file that was there when the folder was opened, unless its block was given up. The
+        files come least recently used first.
+        """
+        if key.identity in self._refused:
+            self._doomed.append(key)
+            return
         self._doomed += self._index.make_room()
         if self._index.capacity:
             self._index.add(key)
@@ -352,7 +358,9 @@ class DiskTier:
             self._wake.set()
 
     def _lose_folder(self) -> None:
-        """Forgets the files, which are gone. `run` claims a folder again."""
+        """Forgets the files. `run` claims a folder again, which may be the same one: a disk that
+        was away is back.
+        """
         self._open = False
         self._index = TierIndex(self._index.capacity)
         self._foreign.clear()
@@ -387,7 +395,6 @@ class DiskTier:
             self._doomed.append(key)
             return
         self._index.add(key)
-        self._refused.pop(key.identity, None)
         self._tries.pop(key, None)
         self.counts.stored += 1
 

@@ -513,3 +513,45 @@ async def test_a_block_that_is_stored_over_a_file_that_could_not_be_removed_stay
         await asyncio.sleep(1.2)
         (found,) = await tier.read([block.key])
         assert found.copy.data.tobytes() == contents(1)
+
+
+@pytest.mark.parametrize("when", ["before the loss", "after the loss", "and is stored again"])
+async def test_a_file_that_comes_into_doubt_while_its_disk_is_away_is_removed_afterwards(
+    tmp_path: Path, when: str
+) -> None:
+    path, away = tmp_path / "kv", tmp_path / "away"
+    async with disk(path) as tier:
+        for number in (1, 2):
+            tier.offer(named(number))
+        await until(lambda: tier.num_blocks == 2)
+        path.rename(away)
+        if when == "after the loss":
+            tier.offer(named(3))
+            await until(lambda: tier.counts.errors)
+        tier.forget(named(1).key)
+        # The tier goes on in a new folder.
+        await until(lambda: tier.counts.errors and tier.works)
+        if when == "and is stored again":
+            tier.offer(named(1))
+            await until(lambda: tier.num_blocks == 1)
+        path.rename(tmp_path / "meanwhile")
+        away.rename(path)
+        tier.offer(named(4))
+        await until(lambda: tier.touch(named(2).key))
+        await until(lambda: len(files(path)) == 1)
+        assert not tier.holds(named(1).key)
+        assert await tier.read([named(1).key]) == []
+        assert await tier.probe([named(2).key]) == 1
+
+
+async def test_another_workers_file_in_doubt_is_not_read_after_an_eviction(tmp_path: Path) -> None:
+    path, block = tmp_path / "kv", named(1)
+    async with disk(path) as other, disk(path) as tier:
+        other.offer(StoredBlock(block.key, stored(2).copy))
+        await until(lambda: other.num_blocks == 1)
+        assert await tier.probe([block.key]) == 1
+        tier.forget(block.key)
+        tier.offer(block)
+        await until(lambda: tier.num_blocks == 1)
+        tier._index.make_room(tier._index.capacity)
+        assert await tier.probe([block.key]) == 0
