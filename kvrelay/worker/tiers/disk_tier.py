@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from kvrelay.clock import Clock
@@ -89,6 +90,8 @@ class DiskTier:
         self._tries: dict[BlockKey | Path, int] = {}
         # Blocks that were given up. Only files that were written here since are read.
         self._refused: OrderedDict[bytes, None] = OrderedDict()
+        # How often a block came into doubt.
+        self._doubts = 0
         self._wake = asyncio.Event()
         self._open = False
         self._paused = False
@@ -161,10 +164,9 @@ class DiskTier:
         """
         here: list[tuple[BlockKey, bool]] = []
         for key in map(stored_key, keys):
-            own = self.holds(key)
-            if not own and key.identity in self._refused:
+            if not self._may_read(key):
                 break
-            here.append((key, own))
+            here.append((key, self.holds(key)))
         first = next((count for count, (_, own) in enumerate(here) if not own), len(here))
         refresh = self._clock.now() - self._looked_at >= _LOOK_AROUND_S
         if first == len(here) or not (refresh or self._folder.others):
@@ -186,15 +188,24 @@ class DiskTier:
         """See `Tier.read`."""
         if self._reads.pending >= _MAX_READS:
             return []
-        stored = [stored_key(key) for key in keys]
+        stored, doubts = list(takewhile(self._may_read, map(stored_key, keys))), self._doubts
+        if not stored:
+            return []
         wanted = [(key, self._waiting.get(key.identity), key in self._index) for key in stored]
         began = self._clock.now()
         found = await self._reads.run(partial(read_blocks, self._folder, wanted))
+        if self._doubts != doubts:
+            # One of the blocks may have come into doubt while it was read.
+            return []
         if found.blocks:
             num_bytes = len(found.blocks) * self._block_bytes
             self.counts.read(num_bytes, self._clock.now() - began)
         self._after_read(found)
         return found.blocks
+
+    def _may_read(self, key: BlockKey) -> bool:
+        """False if the block was given up and not stored here since."""
+        return key.identity not in self._refused or self.holds(key)
 
     def _after_read(self, found: Read) -> None:
         for block in found.blocks:
@@ -219,6 +230,7 @@ class DiskTier:
 
     def forget(self, key: BlockKey) -> None:
         """See `Tier.forget`. Another worker's file of the block is not read any more."""
+        self._doubts += 1
         self._give_up(stored_key(key))
 
     def _give_up(self, key: BlockKey) -> None:

@@ -555,3 +555,44 @@ async def test_another_workers_file_in_doubt_is_not_read_after_an_eviction(tmp_p
         await until(lambda: tier.num_blocks == 1)
         tier._index.make_room(tier._index.capacity)
         assert await tier.probe([block.key]) == 0
+
+
+async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, began = SlotFolder.read, threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        found = read(*arguments, **options)
+        began.set()
+        assert gate.wait(60)
+        return found
+
+    async with disk(tmp_path / "kv") as tier:
+        block = named(1)
+        tier.offer(StoredBlock(block.key, stored(2).copy))
+        await until(lambda: tier.num_blocks == 1)
+        monkeypatch.setattr(SlotFolder, "read", slow)
+        reading = asyncio.create_task(tier.read([block.key]))
+        assert await asyncio.to_thread(began.wait, 60)
+        tier.forget(block.key)
+        tier.offer(block)
+        await until(lambda: tier.num_blocks == 1)
+        gate.set()
+        assert await reading == []
+        (found,) = await tier.read([block.key])
+        assert found.copy.data.tobytes() == contents(1)
+
+
+async def test_another_workers_file_in_doubt_is_not_read_without_a_search(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "kv", named(1), named(2)
+    async with disk(path) as other, disk(path) as tier:
+        for block in (first, second):
+            other.offer(block)
+        await until(lambda: other.num_blocks == 2)
+        keys = [first.key, second.key]
+        assert await tier.probe(keys) == 2
+        # After the search, and before the read.
+        tier.forget(second.key)
+        assert [block.key.identity for block in await tier.read(keys)] == [first.key.identity]
+        assert await tier.read([second.key]) == []
