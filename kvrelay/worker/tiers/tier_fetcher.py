@@ -136,10 +136,12 @@ class TierFetcher:
     async def _read(
         self, sequence: Sequence, keys: SequenceOf[BlockKey], found: SequenceOf[Tier]
     ) -> TierKind | None:
-        """Reads blocks until one does not come. Returns the farthest tier that gave any."""
+        """Reads blocks until one does not come. Returns the farthest tier that gave any; None if
+        nothing was read that may be used.
+        """
         chunk = max(1, _CHUNK_BYTES // self._block_bytes)
         done, farthest = 0, -1
-        tiers = self._store.tiers
+        tiers, doubts = self._store.tiers, self._store.doubts
         first = sequence.num_computed // self._context.cache.block_size
         ahead = {False: 0, True: 0}
         for tier in found:
@@ -181,6 +183,9 @@ class TierFetcher:
             for remote, num_bytes in ahead.items():
                 self._reading[remote] -= num_bytes
         self._missed(len(keys) - done)
+        if self._store.doubts != doubts:
+            # One of the blocks may have come into doubt since it was read.
+            return None
         if not sequence.ended and done:
             sequence.advance(self._context.cache, done * self._context.cache.block_size)
         return None if farthest < 0 else tiers[farthest].kind

@@ -50,6 +50,8 @@ class TierStore(CacheListener):
     def __init__(self, cache: KvCache, arena: Arena, tiers: Sequence[Tier]) -> None:
         """tiers: nearest first; one at least."""
         self.tiers = tuple(tiers)
+        # How often a block came into doubt.
+        self.doubts = 0
         self._own = tuple(tier for tier in tiers if tier.kind != "remote")
         self._shared = next((tier for tier in tiers if tier.kind == "remote"), None)
         self._cache = cache
@@ -99,6 +101,7 @@ class TierStore(CacheListener):
     def withdrawn(self, block: int) -> None:
         """See `CacheListener.withdrawn`."""
         if (key := self._cache.key_of(block)) is not None:
+            self.doubts += 1
             for tier in self.tiers:
                 tier.forget(key)
 
