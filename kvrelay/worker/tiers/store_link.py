@@ -100,6 +100,8 @@ class StoreLink:
         self._known: OrderedDict[bytes, float] = OrderedDict()
         # Blocks that the store has to forget, until it has answered that it did. They are not read.
         self._doomed: dict[bytes, None] = {}
+        # How often a block had to be forgotten.
+        self._doubts = 0
         # True if there were too many of them. Then nothing is read.
         self._distrusted = False
         # Searches and reads at a time. A store refuses more calls of one connection.
@@ -147,6 +149,7 @@ class StoreLink:
         """Has the store forget a block, now or when it works again. Until then the block is not
         read.
         """
+        self._doubts += 1
         self._waiting.pop(identity, None)
         if len(self._doomed) < _MOST_DOOMED:
             self._doomed[identity] = None
@@ -281,8 +284,12 @@ class StoreLink:
     # Reading
 
     async def find(self, identities: Sequence[bytes]) -> list[bool]:
-        """Whether the store has each of the blocks; all False if it does not answer in time."""
+        """Whether the store has each of the blocks; all False if it does not answer in time, or if
+        a block had to be forgotten meanwhile.
+        """
         found: list[bool] = []
+        # An answer may be older than the store's confirmation that it forgot a block.
+        trusted, doubts = [self._trusts(identity) for identity in identities], self._doubts
         try:
             for first in range(0, len(identities), MAX_CALL_BLOCKS):
                 part = identities[first : first + MAX_CALL_BLOCKS]
@@ -293,10 +300,9 @@ class StoreLink:
             self._failed("find", error)
             return [False] * len(identities)
         self._proved("find")
-        found = [
-            held and self._trusts(identity)
-            for identity, held in zip(identities, found, strict=True)
-        ]
+        if self._doubts != doubts:
+            return [False] * len(identities)
+        found = [held and sound for held, sound in zip(found, trusted, strict=True)]
         for identity, held in zip(identities, found, strict=True):
             if held:
                 self._learn(identity)

@@ -281,6 +281,46 @@ async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
         assert await tier.read(1) == [contents(1)]
 
 
+@pytest.mark.parametrize("first", ["the search", "the doubt"])
+async def test_a_block_that_is_forgotten_while_it_is_searched_for_is_stored_again(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, find = asyncio.Event(), asyncio.Event(), store_link.store_find
+    forget = store_link.store_forget
+
+    async def slow(*arguments: Any) -> list[bool]:
+        found = await find(*arguments)
+        began.set()
+        await goes_on.wait()
+        return found
+
+    async def forgets_later(*arguments: Any) -> None:
+        await began.wait()
+        await forget(*arguments)
+
+    async with store() as (address, held), remote(address) as other, remote(address) as tier:
+        await other.opened()
+        await other.put(in_doubt(1))
+        await tier.opened()
+        monkeypatch.setattr(store_link, "store_find", slow)
+        monkeypatch.setattr(store_link, "store_forget", forgets_later)
+        if first == "the doubt":
+            tier.tier.forget(key(1))
+        link = tier.tier._links[address]
+        searching = asyncio.create_task(link.find([key(1).identity]))
+        await began.wait()
+        monkeypatch.setattr(store_link, "store_find", find)
+        if first == "the search":
+            tier.tier.forget(key(1))
+        await until(lambda: tier.tier.is_drained)
+        assert not len(held)
+        goes_on.set()
+        assert await searching == [False]
+        await tier.put(stored(1))
+        assert len(held) == 1
+        assert await tier.read(1) == [contents(1)]
+
+
 async def test_a_full_store_gives_up_old_blocks_and_takes_new_ones() -> None:
     room = 10
     frame = BLOCK_BYTES + 128 + 32
