@@ -18,7 +18,7 @@ from kvrelay.planning.profile import Profile
 from kvrelay.planning.quantity import plain
 from kvrelay.planning.sizing.demand import Demand, LatencySlo
 from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
-from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
+from kvrelay.planning.sizing.worker_kind import FlatKv, FormulaCosts, WorkerKind
 from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RECENT, RequestShape, RouterLoad
 from kvrelay.types.workers import POOLS, PoolName, WorkerInfo
@@ -99,7 +99,7 @@ class LookAhead:
         # Workers may keep the KV in another dtype than the profile's.
         sizes = [one.block_bytes / one.block_size for one in workers if one.pool == "decode"]
         kv = FlatKv(max(sizes, default=self._profile.kv_token_bytes))
-        return WorkerKind(1, LinearCosts(self._profile.costs), kv, min(rooms, default=math.inf))
+        return WorkerKind(1, FormulaCosts(self._profile.costs), kv, min(rooms, default=math.inf))
 
     def _demand(
         self, limit_s: float, pool: PoolName, rate: float, shapes: Sequence[RequestShape]

@@ -23,7 +23,7 @@ from kvrelay.planning.sizing.capacity import (
     most_users,
 )
 from kvrelay.planning.sizing.demand import Demand, LatencySlo
-from kvrelay.planning.sizing.worker_kind import LinearCosts, StepCosts, WorkerKind
+from kvrelay.planning.sizing.worker_kind import FormulaCosts, StepCosts, WorkerKind
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.planning.workload import Workload
 
@@ -146,7 +146,7 @@ def make_plan(question: Question) -> Plan:
     activations = _activations(question)
     usable = devices * question.device.memory_bytes * question.memory_share
     longest = model.shape.max_position
-    costs = LinearCosts(question.costs) if question.costs is not None else None
+    costs = FormulaCosts(question.costs) if question.costs is not None else None
     rate = question.link or roofline.handoff_rate
     demand = advice = cost = None
     if question.workload is not None:

@@ -23,16 +23,16 @@ _LARGEST_BATCH = 2**20
 @dataclass(frozen=True, slots=True)
 class StepCostModel:
     """What the steps of one worker cost. Each coefficient is in seconds per unit, 0 or more.
-    (batch, seconds) of decode_bends: each sequence above that batch takes so many seconds more.
 
     - A prefill step of n tokens of one prompt that attend to c tokens each on average takes
       prefill_base_s + prefill_token_s n + prefill_token_context_s n c.
     - A decode step of b sequences that hold t tokens of KV together takes
       decode_base_s + decode_sequence_s b + decode_context_token_s t
-      + the sum of seconds (b - batch) over the bends with batch < b.
+      + more_s (b - batch) for each (batch, more_s) of decode_bends with batch < b.
     - The hand-off of n bytes takes handoff_base_s + handoff_byte_s n.
 
-    Raises InvalidArgument for a coefficient that is negative, not finite, or above 1e6.
+    Raises InvalidArgument for a coefficient that is negative, not finite, or above 1e6, and for
+    bends whose batches do not rise.
     """
 
     prefill_base_s: float

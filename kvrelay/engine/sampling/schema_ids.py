@@ -12,7 +12,7 @@ import posixpath
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
+from kvrelay.engine.sampling.schema_keywords import inner_schemas
 
 # The URI of a schema without an $id, and the scheme of the one that llguidance gives it.
 _BASE = "http://schema/"
@@ -41,11 +41,7 @@ def check_ids(schema: Any) -> None:
                         "whole schema or of another part; leave it out"
                     )
                 known.add(base)
-            for name, value in part.items():
-                if name in NAMED_SCHEMAS and isinstance(value, dict):
-                    parts += ((one, base) for one in value.values())
-                elif name not in VALUES:
-                    parts.append((value, base))
+            parts += ((one, base) for one in inner_schemas(part))
 
 
 def _absolute(base: str, reference: str) -> str:

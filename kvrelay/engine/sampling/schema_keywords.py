@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 # The values are the application's.
 VALUES = ("const", "default", "enum", "examples")
 # The values are schemas by name. The names are no keywords.
@@ -13,3 +16,12 @@ NAMED_SCHEMAS = (
     "$defs",
     "definitions",
 )
+
+
+def inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields what stands where a schema may have schemas, or lists of them."""
+    for name, value in schema.items():
+        if name in NAMED_SCHEMAS and isinstance(value, Mapping):
+            yield from value.values()
+        elif name not in VALUES:
+            yield value

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
+from kvrelay.engine.sampling.schema_keywords import inner_schemas
 
 # llguidance computes with 64-bit floats, which represent the integers up to this one.
 _MAX_INTEGER = 2**53
@@ -55,14 +55,11 @@ def check_values(schema: Any) -> None:
         part, prescribed = parts.pop()
         if isinstance(part, list):
             parts += ((one, prescribed) for one in part)
+        elif isinstance(part, dict) and prescribed:
+            parts += ((one, True) for one in part.values())
         elif isinstance(part, dict):
-            for name, one in part.items():
-                if prescribed or name in _PRESCRIBING:
-                    parts.append((one, True))
-                elif name in NAMED_SCHEMAS and isinstance(one, dict):
-                    parts += ((inner, False) for inner in one.values())
-                elif name not in VALUES:
-                    parts.append((one, False))
+            parts += ((part[name], True) for name in _PRESCRIBING if name in part)
+            parts += ((one, False) for one in inner_schemas(part))
         elif prescribed and isinstance(part, float) and math.isfinite(part):
             number = _PARTS.fullmatch(repr(part))
             # Short numbers do not match.

@@ -37,8 +37,8 @@ class StepCosts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LinearCosts:
-    """The costs of a `StepCostModel`, with a mixed step."""
+class FormulaCosts:
+    """The costs by the formulas of a `StepCostModel`, with a mixed step."""
 
     model: StepCostModel
 

@@ -22,7 +22,7 @@ from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.planning.profile import Profile
 from kvrelay.planning.sizing.demand import Demand, LatencySlo
 from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
-from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
+from kvrelay.planning.sizing.worker_kind import FlatKv, FormulaCosts, WorkerKind
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.planning.workload import Workload
 from kvrelay.types.control_plane import RequestShape, RouterLoad
@@ -107,7 +107,7 @@ class Load:
 
 KIND = WorkerKind(
     1,
-    LinearCosts(COSTS),
+    FormulaCosts(COSTS),
     FlatKv(float(PROFILE.kv_token_bytes)),
     float(BLOCKS * BLOCK * PROFILE.kv_token_bytes),
 )

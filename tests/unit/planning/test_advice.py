@@ -15,7 +15,7 @@ from kvrelay.planning.model_source import published
 from kvrelay.planning.model_table import find_model
 from kvrelay.planning.sizing.demand import Demand, LatencySlo
 from kvrelay.planning.sizing.disaggregated import PoolSize, decode_pool, prefill_pool
-from kvrelay.planning.sizing.worker_kind import LinearCosts, WorkerKind, largest, smallest
+from kvrelay.planning.sizing.worker_kind import FormulaCosts, WorkerKind, largest, smallest
 from kvrelay.planning.step_cost_model import StepCostModel
 from kvrelay.planning.workload import Workload
 
@@ -38,7 +38,7 @@ def kind(room: float = 4e9, degree: int = 1, **costs: float) -> WorkerKind:
     found = find_model("qwen2.5-0.5b")
     assert found is not None
     kv = KvSize(published(found, None).shape, "bf16", "native")
-    return WorkerKind(degree, LinearCosts(model), kv, room)
+    return WorkerKind(degree, FormulaCosts(model), kv, room)
 
 
 def demand(

@@ -20,7 +20,7 @@ from kvrelay.planning.plan import Plan, Question, make_plan
 from kvrelay.planning.roofline import Roofline
 from kvrelay.planning.sizing.capacity import MOST, latency_context, latency_users
 from kvrelay.planning.sizing.demand import LatencySlo
-from kvrelay.planning.sizing.worker_kind import FlatKv, LinearCosts, WorkerKind
+from kvrelay.planning.sizing.worker_kind import FlatKv, FormulaCosts, WorkerKind
 
 NAMES = st.sampled_from(model_names())
 DEVICES = st.sampled_from(device_names())
@@ -201,7 +201,7 @@ def test_a_rate_is_reached_wherever_a_batch_reaches_it(
         decode_context_token_s=0.0,
         decode_bends=tuple(sorted(bends.items())),
     ).costs
-    kind = WorkerKind(1, LinearCosts(costs), FlatKv(1.0), 1e12)
+    kind = WorkerKind(1, FormulaCosts(costs), FlatKv(1.0), 1e12)
     reached = [batch for batch in range(1, most + 1) if batch / costs.decode_s(batch, 0) >= rate]
     found = kind.batch_at(rate, 0.0, most)
     if found is None:

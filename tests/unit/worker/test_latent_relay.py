@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiers_first import read_always
 from support.worker_harness import Session, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.types.requests import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import tier_fetcher
-from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 SIZE = 16
@@ -89,7 +89,7 @@ async def test_blocks_come_back_from_disk(
 ) -> None:
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
     prompts = [(2 + number, *PROMPT[1:]) for number in range(8)]
     tiers = [{"kind": "disk", "path": str(tmp_path), "size": "1MiB"}]
     async with workers(

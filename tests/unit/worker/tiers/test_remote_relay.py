@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.stores import StoreProcess, store
+from support.tiers_first import read_always
 from support.toy_client import ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
 from support.worker_harness import workers
@@ -17,7 +18,6 @@ from support.worker_harness import workers
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.worker.tiers import store_link, tier_fetcher
-from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker_messages import RunLocal
 
 BLOCKS = 40
@@ -26,7 +26,7 @@ BLOCKS = 40
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy computes sooner than any store answers, and this machine may be busy."""
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
     for name in ("_FIND_S", "_SILENCE_S", "_PUT_S", "_GET_S", "_STATUS_S"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from simulation.toy_engine import answer
 from support.stores import BLOCK_BYTES, LAYOUT, contents, key, stored, until
+from support.tiers_first import read_always
 from support.toy_client import PARAMS, ToyClient, books_are_right, prompt
 from support.toy_workers import toy_config, toy_workers
 
@@ -24,7 +25,6 @@ from kvrelay.types.requests import SequenceSpec
 from kvrelay.worker.tiers import disk_tier, tier_fetcher
 from kvrelay.worker.tiers.slot_folder import SlotFolder
 from kvrelay.worker.tiers.tier import StoredBlock
-from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker_messages import Abort, RunLocal
 
 BLOCKS = 40
@@ -33,7 +33,7 @@ BLOCKS = 40
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy computes sooner than any file is opened. Pauses are short."""
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
     monkeypatch.setattr(disk_tier, "_PAUSE_S", 0.05)

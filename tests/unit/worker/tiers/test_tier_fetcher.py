@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from simulation.toy_engine import BLOCK, LAYOUT, Arena
+from support.tiers_first import read_always
 
 from kv_transfer.blocks.single_blocks import copies_of
 from kvrelay.clock import MonotonicClock
@@ -17,7 +18,6 @@ from kvrelay.worker.sequence import Sequence as RunningSequence
 from kvrelay.worker.tiers import tier_fetcher
 from kvrelay.worker.tiers.host_tier import HostTier
 from kvrelay.worker.tiers.tier import StoredBlock
-from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker.tiers.tier_fetcher import TierFetcher
 from kvrelay.worker.tiers.tier_store import TierStore
 
@@ -76,7 +76,7 @@ class Host:
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks come one by one, however busy this machine is."""
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
     monkeypatch.setattr(tier_fetcher, "_CHUNK_BYTES", 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from simulation.toy_engine import POISON, answer
+from support.tiers_first import read_always
 from support.toy_workers import toy_config, toy_workers
 
 from kvrelay.types.requests import SamplingParams, SequenceSpec
@@ -50,7 +51,7 @@ async def hit_rate(num_blocks: int, tiers: list[dict[str, Any]], stores: list[Ti
 async def test_a_tier_finds_what_memory_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
     stores: list[TierStore] = []

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiers_first import read_always
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.types.requests import PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.types.workers import TierLoad
 from kvrelay.worker.tiers import tier_fetcher
-from kvrelay.worker.tiers.tier_cost import TierCost
 from kvrelay.worker_messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 
 SIZE = 16
@@ -52,7 +52,7 @@ def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes sooner than any file is opened, and this machine may be busy."""
     monkeypatch.setattr(tier_fetcher, "_SHORTEST_S", 30.0)
     monkeypatch.setattr(tier_fetcher, "_LONGEST_S", 60.0)
-    monkeypatch.setattr(TierCost, "is_read_faster", lambda _, tokens, *__: bool(tokens))
+    read_always(monkeypatch)
 
 
 async def local(decode: Session, one: SequenceSpec) -> tuple[list[int], PrefillTimings]:
