@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from kvrelay.engine.sampling.grammar import COMPILER
 from kvrelay.engine.sampling.grammar_trial import GrammarTrial
@@ -15,6 +17,7 @@ from kvrelay.types.requests import Guidance, SamplingParams
 from router.frontend.model_card import ModelCard
 from router.runtime.fair_threads import FairThreads
 
+T = TypeVar("T")
 # Results that are kept. Each takes some hundred bytes.
 MAX_KNOWN = 4096
 
@@ -63,6 +66,12 @@ class GuidanceCheck:
             self._known.popitem(last=False)
         if reason:
             raise InvalidArgument(reason, field="guidance")
+
+    async def run(self, tenant: Tenant, guidance: Guidance, work: Callable[[], T]) -> T:
+        """Runs other work on guidance in the same thread and order. Returns its result or raises
+        its error.
+        """
+        return await self._threads.run(tenant, len(guidance.source), work)
 
     async def close(self) -> None:
         """Ends the process and the thread."""

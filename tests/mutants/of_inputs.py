@@ -439,9 +439,18 @@ MUTANTS = (
     Mutant(
         "numbers of a schema beside calls are read exactly",
         "router/api/http/structured_output.py",
-        "with_exact_numbers(source)",
-        "source",
+        "with_exact_numbers(json.dumps(schema, ensure_ascii=False))",
+        "json.dumps(schema, ensure_ascii=False)",
         (f"{_ROUTES}/test_guidance_with_calls.py::test_a_number_of_the_schema_is_the_answers",),
+    ),
+    Mutant(
+        "long schemas are joined beside the event loop",
+        "router/api/http/chat/answer_format.py",
+        """await self._guidance.run(
+                tenant, guidance, lambda: self._with_calls(guidance, use, field)
+            )""",
+        "self._with_calls(guidance, use, field)",
+        (f"{_ROUTES}/test_structured_output.py::test_schemas_are_joined_beside_the_event_loop",),
     ),
     Mutant(
         "no part of a schema has the name of the whole",

@@ -134,7 +134,8 @@ class HttpEndpoint:
             check_messages(asked.messages)
             text, most = frontend.text, _most_converted(frontend)
             bound = TokenBound(most, f"{most} are counted in one request")
-            options = AnswerFormat(counted, text).applied(counted).chat_options
+            form = AnswerFormat(counted, text, frontend.guidance)
+            options = (await form.applied(counted, tenant)).chat_options
             self._limits.take_request(tenant, self._clock.now())
             tokens = await text.encode_chat(asked.messages, tenant, bound, options)
         return JSONResponse(CountedTokens(input_tokens=len(tokens)).model_dump())
@@ -185,10 +186,9 @@ class HttpEndpoint:
         async with self._bodies.parsed(request, dialect.parse) as completion:
             request.state.choices = len(completion.requests)
             frontend = self._catalogue.find(completion.requests[0].model).frontend
-            form = AnswerFormat(completion, frontend.text)
-            choices = await Choices.open(
-                frontend, form.applied(completion), tenant, arrival, traceparent
-            )
+            form = AnswerFormat(completion, frontend.text, frontend.guidance)
+            completion = await form.applied(completion, tenant)
+            choices = await Choices.open(frontend, completion, tenant, arrival, traceparent)
         completion = choices.completion
         # The id has been checked.
         request.state.request_id = completion.request_id

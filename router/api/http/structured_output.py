@@ -148,7 +148,7 @@ def guidance_with_calls(
         "call": " ".join([*begin, "object", *reversed(end)]),
         "SPACE": r"/[ \n]{0,2}/",
         "answer": f"%json {_for_lark(exact_json(answer.source))}",
-        "object": f"%json {_for_lark(call)}",
+        "object": f"%json {_for_lark(exact_json(json.dumps(call)))}",
     }
     return Guidance("lark", "\n".join(f"{name}: {part}" for name, part in parts.items()))
 
@@ -159,9 +159,7 @@ def _for_lark(schema: Any) -> str:
     """
     if isinstance(schema, dict):
         schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
-    source = json.dumps(schema, ensure_ascii=False)
-    exact_json(source)
-    return with_exact_numbers(source)
+    return with_exact_numbers(json.dumps(schema, ensure_ascii=False))
 
 
 def _call(use: ToolUse, arguments: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
+from kvrelay.tenants import Tenant
 from kvrelay.types.requests import Guidance
 from router.api.http.chat.answer import ChatAnswer
 from router.api.http.chat.tool_use import ToolUse
@@ -16,6 +17,7 @@ from router.frontend.answer_parsers.formats import TOOL_FORMATS, ToolFormat
 from router.frontend.answer_parsers.named_call import NamedCallParser
 from router.frontend.answer_parsers.parser import AnswerParser
 from router.frontend.answer_parsers.reasoning import ReasoningSplitter
+from router.frontend.guidance_check import GuidanceCheck
 from router.frontend.tokenization import Text
 from router.runtime.stream import Stream
 
@@ -23,16 +25,17 @@ from router.runtime.stream import Stream
 class AnswerFormat:
     """The format of the answers to one HTTP request."""
 
-    def __init__(self, completion: Completion, text: Text) -> None:
+    def __init__(self, completion: Completion, text: Text, guidance: GuidanceCheck) -> None:
         """Raises InvalidArgument for tools that the model cannot use."""
         self._text = text
+        self._guidance = guidance
         self._use = completion.tool_use
         self._tools = None if self._use is None else _tool_format(self._use, text)
         self._reasoning = text.reasoning if completion.chat else None
         # A grammar binds the answer from its first token on, so the answer does not go on thinking.
         self._bound = completion.requests[0].sampling.guidance is not None
 
-    def applied(self, completion: Completion) -> Completion:
+    async def applied(self, completion: Completion, tenant: Tenant) -> Completion:
         """Returns the request with the tools for the chat template, the markers to keep, the
         thinking budget if the model can have one, and room for calls in the grammar of the answer.
         Raises InvalidArgument if there is none.
@@ -47,7 +50,11 @@ class AnswerFormat:
             completion = completion.with_sampling(thinking_token_budget=completion.thinking_tokens)
         guidance = completion.requests[0].sampling.guidance
         if use is not None and use.mode == "auto" and guidance is not None:
-            widened = self._with_calls(guidance, use, completion.names.get("guidance", ""))
+            field = completion.names.get("guidance", "")
+            # Long schemas take tens of milliseconds.
+            widened = await self._guidance.run(
+                tenant, guidance, lambda: self._with_calls(guidance, use, field)
+            )
             completion = completion.with_sampling(guidance=widened)
         return replace(completion, chat_options=options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvrelay.errors import Code
 from kvrelay.types.requests import Guidance
 from kvrelay.worker_messages import Prefill, RunLocal
 from router.api.http import structured_output
+from router.api.http.chat import answer_format
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CLOSED = SCHEMA | {"additionalProperties": False}
@@ -213,6 +215,24 @@ async def test_a_format_leaves_room_for_calls(router: RouterHarness) -> None:
     (source,) = sources(router)
     assert "start: answer | calls" in source
     assert "<tool_call>" in source
+
+
+async def test_schemas_are_joined_beside_the_event_loop(
+    router: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    join = structured_output.guidance_with_calls
+
+    def seen(*arguments: Any) -> Guidance | None:
+        threads.append(threading.get_ident())
+        return join(*arguments)
+
+    monkeypatch.setattr(answer_format, "guidance_with_calls", seen)
+    more = {"tools": [FUNCTION], "response_format": schema_format(SCHEMA)}
+    assert (await asked(router, CHAT, more)).status_code == 200
+    # The router of the test runs on this thread.
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def sources(router: RouterHarness) -> list[str]:
