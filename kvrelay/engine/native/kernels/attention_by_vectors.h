@@ -3,6 +3,13 @@
 
 #include "attention_rows.h"
 
+// 2^x, at the precision of the numbers that weights are rounded to.
+template <class Format>
+inline f32x16 weight_of(f32x16 exponent) {
+    if constexpr (sizeof(typename Format::Value) == 2) return rough_power_of_two(exponent);
+    return power_of_two(exponent);
+}
+
 template <class Format, int R>
 class VectorRows : public AttentionRows<Format, R> {
     using Base = AttentionRows<Format, R>;
@@ -92,7 +99,7 @@ class VectorRows : public AttentionRows<Format, R> {
             for (int half = 0; half < 2; half++) {
                 // At most 0 but for rounding, which for huge scores is larger than any exponent.
                 const f32x16 exponent = scores[r][half] * sharpness - most[r] * sharpness;
-                f32x16 weight = power_of_two(minimum(splat(0.0f), exponent));
+                f32x16 weight = weight_of<Format>(minimum(splat(0.0f), exponent));
                 if (hidden[r][half]) weight = select(scores[r][half] == NEVER, f32x16{}, weight);
                 total[r] += weight;
                 if (scaled) weight *= panel.v_scale[half];
