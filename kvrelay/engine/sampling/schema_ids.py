@@ -20,10 +20,15 @@ _RESERVED = "json-schema"
 # References can be resolved against URIs of these.
 _HIERARCHICAL = ("http", "https")
 _DRAFT_4 = "json-schema.org/draft-04"
+# Parts with an $id, and characters of the URI of each, which is resolved against those around it:
+# the router's event loop waits for the check.
+_MOST_IDS, _MOST_URI = 100, 500
 
 
 def check_ids(schema: Any) -> None:
-    """Raises ValueError if a part of the schema has the $id of the whole or of another part."""
+    """Raises ValueError if a part of the schema has the $id of the whole or of another part, and
+    for more or longer names than a request may cost.
+    """
     names = ("$id", "id") if _DRAFT_4 in json.dumps(schema) else ("$id",)
     known: set[str] = set()
     parts: list[tuple[Any, str]] = [(schema, _BASE)]
@@ -40,6 +45,10 @@ def check_ids(schema: Any) -> None:
                         f"a part of the schema has the $id {own!r:.100}, which is that of the "
                         "whole schema or of another part; leave it out"
                     )
+                if len(known) > _MOST_IDS:
+                    raise ValueError(
+                        f"more than {_MOST_IDS} parts of the schema have an $id; use $defs"
+                    )
                 known.add(base)
             parts += ((one, base) for one in inner_schemas(part))
 
@@ -48,6 +57,8 @@ def _absolute(base: str, reference: str) -> str:
     """Returns the URI that a reference names, in a form that equal URIs have in common. Raises
     ValueError if that cannot be told.
     """
+    if len(reference) > _MOST_URI:
+        raise _too_long(reference)
     reference = reference.rstrip("#")
     if not urlsplit(reference).scheme:
         if reference and urlsplit(base).scheme not in _HIERARCHICAL:
@@ -56,6 +67,8 @@ def _absolute(base: str, reference: str) -> str:
                 "whole URI"
             )
         reference = urljoin(base, reference) if reference else base
+        if len(reference) > _MOST_URI:
+            raise _too_long(reference)
     found = urlsplit(reference)
     if found.scheme == _RESERVED:
         raise ValueError(f"the $id {reference!r:.100} in the schema is reserved; leave it out")
@@ -65,3 +78,9 @@ def _absolute(base: str, reference: str) -> str:
         path = posixpath.normpath(path or "/").rstrip("/") + end
     # An empty query is none, as an empty fragment is.
     return urlunsplit(found._replace(netloc=found.netloc.lower(), path=path))
+
+
+def _too_long(uri: str) -> ValueError:
+    return ValueError(
+        f"the $id {uri:.100} in the schema has {len(uri)} characters; allowed are {_MOST_URI}"
+    )

@@ -90,3 +90,30 @@ def test_names_that_are_taken_are_refused(schema: dict[str, Any]) -> None:
 def test_other_names_are_taken_as_they_are(schema: dict[str, Any]) -> None:
     assert accepts(schema, '"b"')
     assert not accepts(schema, "7")
+
+
+def nested(part: str, depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"$id": part, "anyOf": [schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "$defs": {str(n): {"$id": f"x{n}"} for n in range(101)}},
+        {"$id": f"http://e/{'a/' * 250}", "type": "string"},
+        {"$defs": {"a": {"$id": f"{'../' * 200}x"}}},
+        nested(f"{'a/' * 40}", 10),
+    ],
+)
+def test_more_names_than_a_request_may_cost_are_refused(schema: dict[str, Any]) -> None:
+    """Each is resolved against those around it, on the router's event loop: 3 s without a limit."""
+    with pytest.raises(InvalidArgument, match=r"an \$id; use|characters; allowed are"):
+        accepts(schema, '"b"')
+
+
+def test_many_names_are_taken() -> None:
+    names = {str(n): {"$id": f"http://e/{n}", "type": "integer"} for n in range(100)}
+    assert accepts({"type": "string", "$defs": names}, '"b"')
