@@ -116,12 +116,17 @@ class RemoteTier:
     def offer(self, block: StoredBlock) -> list[StoredBlock]:
         """See `Tier.offer`."""
         if not self.touch(block.key):
-            link = self._link(block.key)
-            if link is None or not link.offer(StoredBlock(stored_key(block.key), block.copy)):
+            link, identity = self._link(block.key), block.key.identity
+            if link is None or not link.has_room:
                 self.counts.dropped += 1
-            else:
-                # Its link reads nothing that the store still has to forget.
-                self._refused.pop(block.key.identity, None)
+                return []
+            if identity in self._refused:
+                # Another worker may have stored its copy of the KV in doubt meanwhile. A link reads
+                # and puts nothing that its store still has to forget.
+                for one in self._links.values():
+                    one.forget(identity)
+                del self._refused[identity]
+            link.offer(StoredBlock(stored_key(block.key), block.copy))
         return []
 
     async def probe(self, keys: Sequence[BlockKey]) -> int:

@@ -281,6 +281,19 @@ async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
         assert await tier.read(1) == [contents(1)]
 
 
+async def test_another_workers_copy_of_a_block_in_doubt_is_not_read() -> None:
+    """The other worker has stored its copy between the doubt and the new computation."""
+    async with store() as (address, held), remote(address) as other, remote(address) as tier:
+        await other.opened()
+        await tier.opened()
+        await tier.put(in_doubt(1))
+        tier.tier.forget(key(1))
+        await until(lambda: not len(held))
+        await other.put(in_doubt(1))
+        await tier.put(stored(1))
+        assert await tier.read(1) == [contents(1)]
+
+
 @pytest.mark.parametrize("first", ["the search", "the doubt"])
 async def test_a_block_that_is_forgotten_while_it_is_searched_for_is_stored_again(
     first: str, monkeypatch: pytest.MonkeyPatch
