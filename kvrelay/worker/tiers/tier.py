@@ -82,7 +82,7 @@ class Tier(Protocol):
 
     @property
     def is_drained(self) -> bool:
-        """True if there is nothing to store, or nothing can be stored."""
+        """True if there is nothing to store or to remove, or nothing can be."""
         ...
 
     async def wait_for_room(self) -> None:

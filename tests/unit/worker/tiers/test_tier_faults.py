@@ -463,6 +463,32 @@ async def test_a_file_in_doubt_is_removed_when_the_disk_works_again(
         assert [tier.touch(named(number).key) for number in (1, 2)] == [False, True]
 
 
+async def test_a_worker_that_ends_in_order_removes_files_in_doubt_before(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, remove = tmp_path / "kv", SlotFolder.remove
+
+    def slow(*arguments: Any) -> None:
+        assert gate.wait(60)
+        remove(*arguments)
+
+    async with disk(path) as tier:
+        for number in range(3):
+            tier.offer(named(number))
+        await until(lambda: tier.num_blocks == 3)
+        monkeypatch.setattr(SlotFolder, "remove", slow)
+        tier.forget(named(0).key)
+        await until(lambda: tier._writes.pending)
+        # While the first file is removed.
+        tier.forget(named(1).key)
+        gate.set()
+        # What `TierStore.flush` waits for.
+        while not tier.is_drained:
+            await asyncio.sleep(0)
+    async with disk(path) as tier:
+        assert [tier.touch(named(number).key) for number in range(3)] == [False, False, True]
+
+
 async def test_a_file_that_cannot_be_removed_is_given_up_after_some_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
