@@ -118,7 +118,8 @@ def _with_chunks(
             return None
         mixed = kind.costs.mixed_s(chunk, half, batch, batch * mean)
         plain = kind.costs.decode_s(batch, batch * mean)
-        step = 1 / (share / mixed + (1 - share) / plain)
+        # A step may cost nothing.
+        step = 1 / (share / mixed + (1 - share) / plain) if plain and mixed else 0.0
         new_batch = rate * work.decoded * step
         if new_batch > most:
             return None

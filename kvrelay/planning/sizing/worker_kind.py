@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -124,7 +125,8 @@ class WorkerKind:
             return 0.0
 
         def throughput(batch: float) -> float:
-            return batch / self.costs.decode_s(batch, batch * mean)
+            seconds = self.costs.decode_s(batch, batch * mean)
+            return batch / seconds if seconds else math.inf
 
         best = _highest(throughput, most)
         if most < 1 or throughput(best) < tokens_per_s:

@@ -21,6 +21,7 @@ from kvrelay.planning.roofline import Roofline
 from kvrelay.planning.sizing.capacity import MOST, latency_context, latency_users
 from kvrelay.planning.sizing.demand import LatencySlo
 from kvrelay.planning.sizing.worker_kind import FlatKv, FormulaCosts, WorkerKind
+from kvrelay.planning.workload import Workload
 
 NAMES = st.sampled_from(model_names())
 DEVICES = st.sampled_from(device_names())
@@ -209,3 +210,17 @@ def test_a_rate_is_reached_wherever_a_batch_reaches_it(
     else:
         assert found <= min([*reached, most]) * (1 + 1e-9)
         assert found / costs.decode_s(found, 0) >= rate * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("bends", [(), ((4, 1e-3),)])
+def test_steps_that_cost_nothing_can_be_planned_with(bends: tuple[tuple[int, float], ...]) -> None:
+    costs = simulated.profile(
+        decode_base_s=0.0, decode_sequence_s=0.0, decode_context_token_s=0.0, decode_bends=bends
+    ).costs
+    work = Workload(20.0, 20.0, 1.0, ((100, 30),))
+    found = planned(question("llama-3.1-8b", costs=costs, workload=work))
+    assert found is not None
+    assert found.advice is not None
+    assert found.advice.decode is not None
+    assert found.advice.colocated is not None
+    assert found.advice.decode.workers == found.advice.colocated.workers == 1
