@@ -47,14 +47,21 @@ class Types(NamedTuple):
 
 def types_of(schema: object, whole: object) -> Types:
     """Returns the types of a schema and of its alternatives. If these name none but null: also
-    those of the schemas that apply, too, and of the values that a schema without a type allows. A
-    parameter without a schema is a string. `whole`: the schema of all parameters, to which
-    references refer.
+    those of the schemas that apply, too, and of the values that a schema without a type allows.
+    Strings that are listed beside other types do not stand for any string. A parameter without a
+    schema is a string. `whole`: the schema of all parameters, to which references refer.
     """
     if not isinstance(schema, Mapping):
         return Types(frozenset({"string"}))
     parts = [*_parts(schema, whole, ("anyOf", "oneOf"))]
     names = {*_named_types(parts)}
+    words: set[str] = set()
+    if names - {"string", "null"}:
+        strings = [part for part in parts if "string" in _named_types([part])]
+        if all("const" in part or isinstance(part.get("enum"), list) for part in strings):
+            # Only these strings, not any text.
+            names.discard("string")
+            words.update(value for value in _listed(strings) if isinstance(value, str))
     others: tuple[object, ...] = ()
     if names <= {"null"}:
         parts = [*_parts(schema, whole, ("anyOf", "oneOf", "allOf"))]
@@ -62,7 +69,7 @@ def types_of(schema: object, whole: object) -> Types:
         if "string" not in names:
             others = tuple(one for one in _values(parts) if not isinstance(one, str))
         names.update(_TYPES[type(value)] for value in _values(parts))
-    words = (value for value in _values(parts) if isinstance(value, str))
+    words.update(value for value in _values(parts) if isinstance(value, str))
     return Types(frozenset(names), frozenset(words), others)
 
 
@@ -106,9 +113,12 @@ def _named_types(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _values(parts: Iterable[Mapping[str, Any]]) -> Iterator[object]:
     """Yields the values that parts without a type allow."""
+    return _listed(part for part in parts if not any(_named_types([part])))
+
+
+def _listed(parts: Iterable[Mapping[str, Any]]) -> Iterator[object]:
+    """Yields the values that parts list."""
     for part in parts:
-        if any(_named_types([part])):
-            continue
         if "const" in part:
             yield part["const"]
         elif isinstance(part.get("enum"), list):

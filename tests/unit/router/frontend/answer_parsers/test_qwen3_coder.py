@@ -137,6 +137,17 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"anyOf": [{"enum": ["auto", True, 2]}, {"type": "null"}]}, "2", "2"),
         ({"anyOf": [{"enum": ["auto", True, 2]}, {"type": "null"}]}, "auto", '"auto"'),
         ({"anyOf": [{"type": "integer"}, {"enum": ["auto", "none"]}]}, "5", "5"),
+        # As pydantic writes Literal["auto"] | int.
+        ({"anyOf": [{"type": "string", "const": "auto"}, {"type": "integer"}]}, "5", "5"),
+        ({"anyOf": [{"type": "string", "const": "auto"}, {"type": "integer"}]}, "auto", '"auto"'),
+        ({"anyOf": [{"type": "string", "enum": ["a", "1"]}, {"type": "integer"}]}, "1", '"1"'),
+        ({"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "array"}]}, "[1]", "[1]"),
+        ({"type": ["string", "integer"], "enum": ["auto", 5]}, "5", "5"),
+        (
+            {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": ["string", "integer"]}]},
+            "5",
+            '"5"',
+        ),
         ({"anyOf": [{"type": "integer"}, {"const": "auto"}]}, "5", "5"),
         ({"type": "integer", "allOf": [{"type": ["integer", "string"]}]}, "5", "5"),
         ({"$ref": "/$defs/Level"}, "5", "5"),
