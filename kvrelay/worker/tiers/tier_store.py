@@ -241,7 +241,9 @@ class TierStore(CacheListener):
             for block in tier.unsaved():
                 if not behind.has_room:
                     await self._settle()
-                behind.offer(block)
+                # It may have come into doubt meanwhile.
+                if tier.holds(block.key):
+                    behind.offer(block)
         await self._settle()
 
     async def _settle(self) -> None:

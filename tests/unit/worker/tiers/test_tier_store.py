@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation.toy_engine import BLOCK, LAYOUT, Arena
+from support.stores import until
 
 from kv_transfer.blocks.single_blocks import BlockCopy, copies_of, write_copies
+from kvrelay.clock import MonotonicClock
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
 from kvrelay.engine.kvcache.kv_cache import KvCache
-from kvrelay.worker.tiers import tier_store
+from kvrelay.worker.tiers import disk_tier, tier_store
 from kvrelay.worker.tiers.host_tier import HostTier
+from kvrelay.worker.tiers.slot_folder import SlotFolder
 from kvrelay.worker.tiers.tier_store import TierStore
 
 BLOCKS = 8
@@ -106,6 +110,31 @@ async def test_a_block_whose_kv_is_in_doubt_is_removed() -> None:
     pool.cache.withdraw(held)
     pool.cache.release(held)
     assert pool.host.num_blocks == 0
+
+
+async def test_a_block_that_comes_into_doubt_while_memory_is_saved_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "STAGING_BYTES", 1)
+    pool = Pool()
+    folder = SlotFolder(tmp_path, "0" * 16, LAYOUT.block_bytes)
+    disk = disk_tier.DiskTier(folder, 2**20, LAYOUT.block_bytes, MonotonicClock())
+    pool.store = TierStore(pool.cache, pool.arena, [pool.host, disk])
+    pool.publish(range(6 * BLOCK), 7)
+    await pool.run_until(lambda: disk.works and pool.host.num_blocks == 6)
+    held = pool.cache.find(range(6 * BLOCK), "salt")
+    running = asyncio.create_task(pool.store.run())
+    await until(lambda: disk.works)
+    saving = asyncio.create_task(pool.store.flush())
+    await until(lambda: disk.num_blocks > 0)
+    pool.cache.withdraw(held)
+    pool.cache.release(held)
+    await saving
+    assert pool.host.num_blocks == 0
+    await until(lambda: not disk.num_blocks and disk.is_drained, 5)
+    running.cancel()
+    await asyncio.wait({running})
+    await disk.close()
 
 
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=BLOCKS), st.data())
