@@ -121,7 +121,9 @@ class LookAhead:
             return work.rate * demand.mean(demand.services(kind))
         mean, spread = work.context()
         most = max(1, min(kind.memory_batch(mean, spread), self._max_batch))
-        return work.rate * work.decoded * kind.costs.decode_s(most, most * mean) / most
+        # Beyond some batch, each sequence more may cost more than the mean.
+        best = kind.throughput(kind.fastest_batch(mean, most), mean)
+        return work.rate * work.decoded / best
 
     def _correct(
         self,

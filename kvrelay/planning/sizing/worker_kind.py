@@ -125,10 +125,9 @@ class WorkerKind:
             return 0.0
 
         def throughput(batch: float) -> float:
-            seconds = self.costs.decode_s(batch, batch * mean)
-            return batch / seconds if seconds else math.inf
+            return self.throughput(batch, mean)
 
-        best = _highest(throughput, most)
+        best = self.fastest_batch(mean, most)
         if most < 1 or throughput(best) < tokens_per_s:
             return None
         low, high = 0.0, best
@@ -136,6 +135,15 @@ class WorkerKind:
             middle = (low + high) / 2
             low, high = (middle, high) if throughput(middle) < tokens_per_s else (low, middle)
         return high
+
+    def throughput(self, batch: float, mean: float) -> float:
+        """Returns the tokens per second of a batch."""
+        seconds = self.costs.decode_s(batch, batch * mean)
+        return batch / seconds if seconds else math.inf
+
+    def fastest_batch(self, mean: float, most: float) -> float:
+        """Returns the batch of at most `most` sequences with the highest throughput."""
+        return _highest(lambda batch: self.throughput(batch, mean), most)
 
 
 def _highest(throughput: Callable[[float], float], most: float) -> float:

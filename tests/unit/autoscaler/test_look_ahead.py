@@ -141,6 +141,18 @@ def test_an_even_load_gets_the_planned_sizes(rate: float) -> None:
         assert f"{rate:g} requests/s" in found[pool].reason
 
 
+def test_batches_that_are_slower_than_smaller_ones_make_no_load() -> None:
+    """A worker generates most tokens at 8 sequences, and an eighth of them at 64."""
+    bent = replace(COSTS, decode_sequence_s=0.0, decode_bends=((8, 0.01),))
+    kind = replace(KIND, costs=FormulaCosts(bent))
+    ahead = LookAhead(policy(), replace(PROFILE, costs=bent), CHUNK, 64)
+    asked = demand("decode", 5.0)
+    tokens_per_s = 5.0 * asked.workload.decoded
+    mean, _ = asked.workload.context()
+    fastest = max(batch / bent.decode_s(batch, batch * mean) for batch in range(1, 65))
+    assert ahead._load("decode", asked, kind) == pytest.approx(tokens_per_s / fastest)
+
+
 def test_a_rising_load_gets_the_sizes_of_the_time_when_a_worker_serves() -> None:
     load = Load(2.0, sizes=(40, 40))
     load.after(60)
