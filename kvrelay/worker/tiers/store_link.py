@@ -98,8 +98,9 @@ class StoreLink:
         self._waiting: OrderedDict[bytes, StoredBlock] = OrderedDict()
         # Identity -> when the store was known to have the block.
         self._known: OrderedDict[bytes, float] = OrderedDict()
-        # Blocks that the store has to forget, until it has answered that it did. They are not read.
-        self._doomed: dict[bytes, None] = {}
+        # Blocks that the store has to forget, until it has answered that it did, with the number of
+        # the last doubt. They are not read.
+        self._doomed: dict[bytes, int] = {}
         # How often a block had to be forgotten.
         self._doubts = 0
         # True if there were too many of them. Then nothing is read.
@@ -151,10 +152,10 @@ class StoreLink:
         """
         self._doubts += 1
         self._waiting.pop(identity, None)
-        if len(self._doomed) < _MOST_DOOMED:
-            self._doomed[identity] = None
+        if identity in self._doomed or len(self._doomed) < _MOST_DOOMED:
+            self._doomed[identity] = self._doubts
             self._wake.set()
-        elif identity not in self._doomed and not self._distrusted:
+        elif not self._distrusted:
             self._distrusted = True
             reason = f"{self.address}: {_MOST_DOOMED} blocks have to be forgotten; reads end"
             note_error(self._counts, "remote", "forget", reason)
@@ -222,11 +223,13 @@ class StoreLink:
     async def _forget_some(self) -> None:
         """Has the store forget all that it has to. What is put later is not among it."""
         while self.works and self._doomed:
-            some = tuple(islice(self._doomed, MAX_CALL_BLOCKS))
-            await store_forget(self._channels.get(self.address), self._named(some), _PUT_S)
-            for identity in some:
+            some = dict(islice(self._doomed.items(), MAX_CALL_BLOCKS))
+            await store_forget(self._channels.get(self.address), self._named(tuple(some)), _PUT_S)
+            for identity, doubt in some.items():
                 self._known.pop(identity, None)
-                self._doomed.pop(identity, None)
+                # Another worker may have stored its copy before a second doubt.
+                if self._doomed[identity] == doubt:
+                    del self._doomed[identity]
 
     async def _put_some(self) -> None:
         """Puts some blocks of one tenant that the store does not have."""

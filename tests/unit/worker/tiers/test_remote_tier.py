@@ -294,6 +294,30 @@ async def test_another_workers_copy_of_a_block_in_doubt_is_not_read() -> None:
         assert await tier.read(1) == [contents(1)]
 
 
+async def test_a_block_that_comes_into_doubt_while_it_is_forgotten_is_forgotten_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on, forget = asyncio.Event(), asyncio.Event(), store_link.store_forget
+
+    async def slow(*arguments: Any) -> None:
+        await forget(*arguments)
+        began.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(store_link, "store_forget", slow)
+    async with store() as (address, _), remote(address) as other, remote(address) as tier:
+        await other.opened()
+        await tier.opened()
+        await tier.put(in_doubt(1))
+        tier.tier.forget(key(1))
+        await began.wait()
+        await other.put(in_doubt(1))
+        tier.tier.offer(stored(1))
+        goes_on.set()
+        await until(lambda: tier.tier.is_drained)
+        assert await tier.read(1) == [contents(1)]
+
+
 @pytest.mark.parametrize("first", ["the search", "the doubt"])
 async def test_a_block_that_is_forgotten_while_it_is_searched_for_is_stored_again(
     first: str, monkeypatch: pytest.MonkeyPatch
