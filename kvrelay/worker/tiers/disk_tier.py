@@ -90,7 +90,7 @@ class DiskTier:
         self._tries: dict[BlockKey | Path, int] = {}
         # Blocks that were given up. Only files that were written here since are read.
         self._refused: OrderedDict[bytes, None] = OrderedDict()
-        # How often a block came into doubt.
+        # How often a block came into doubt, or all files did.
         self._doubts = 0
         self._wake = asyncio.Event()
         self._open = False
@@ -195,7 +195,8 @@ class DiskTier:
         began = self._clock.now()
         found = await self._reads.run(partial(read_blocks, self._folder, wanted))
         if self._doubts != doubts:
-            # One of the blocks may have come into doubt while it was read.
+            # One of the blocks may have come into doubt while it was read, or is of a folder that
+            # was claimed meanwhile.
             return []
         if found.blocks:
             num_bytes = len(found.blocks) * self._block_bytes
@@ -212,7 +213,13 @@ class DiskTier:
             self._index.touch(block.key)
         if found.failed is None or found.error is None:
             return
-        if isinstance(found.error, FileNotFoundError):
+        if isinstance(found.error, FolderLost):
+            note_error(self.counts, self.kind, "read", reason_of(found.error))
+            # Otherwise a folder is being opened already.
+            if self._open:
+                self._lose_folder()
+                self._wake.set()
+        elif isinstance(found.error, FileNotFoundError):
             # Removed by somebody, or evicted meanwhile.
             self._remove(found.failed)
         elif isinstance(found.error, BadBlockFile):
@@ -374,6 +381,7 @@ class DiskTier:
         was away is back.
         """
         self._open = False
+        self._doubts += 1
         self._index = TierIndex(self._index.capacity)
         self._foreign.clear()
         self._foreign_bytes = 0

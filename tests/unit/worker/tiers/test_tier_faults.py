@@ -570,6 +570,30 @@ async def test_a_file_that_comes_into_doubt_while_its_disk_is_away_is_removed_af
         assert await tier.probe([named(2).key]) == 1
 
 
+async def test_a_file_in_doubt_is_not_read_before_the_tier_knows_that_its_disk_is_back(
+    tmp_path: Path,
+) -> None:
+    path, away, block = tmp_path / "kv", tmp_path / "away", named(1)
+    async with disk(path) as tier:
+        tier.offer(StoredBlock(block.key, stored(2).copy))
+        tier.offer(named(3))
+        await until(lambda: tier.num_blocks == 2)
+        path.rename(away)
+        tier.forget(block.key)
+        await until(lambda: tier.counts.errors and tier.works)
+        tier.offer(block)
+        await until(lambda: tier.num_blocks == 1)
+        path.rename(tmp_path / "meanwhile")
+        away.rename(path)
+        # Nothing is written meanwhile.
+        assert await tier.read([block.key]) == []
+        await until(lambda: tier.touch(named(3).key))
+        await until(lambda: len(files(path)) == 1)
+        assert await tier.read([block.key]) == []
+        (found,) = await tier.read([named(3).key])
+        assert found.copy.data.tobytes() == contents(3)
+
+
 async def test_another_workers_file_in_doubt_is_not_read_after_an_eviction(tmp_path: Path) -> None:
     path, block = tmp_path / "kv", named(1)
     async with disk(path) as other, disk(path) as tier:
