@@ -22,9 +22,9 @@ STAGING_BYTES = 32 * 2**20
 _MAX_PROBED = 8192
 # Reads that wait for stores. Prompts beyond are computed.
 _MAX_READS = 64
-# Blocks whose KV is in doubt, and which are not read again until they are offered again, since
-# another worker may store its copy of them. A failure gives up all blocks of its sequences: this is
-# enough for several contexts of a million tokens.
+# Blocks whose KV was in doubt. Of these, only the copies that were offered since are read, since
+# another worker may store its own. A failure gives up all blocks of its sequences: this is enough
+# for several contexts of a million tokens.
 _REFUSED_KEPT = 2**18
 
 
@@ -59,7 +59,8 @@ class RemoteTier:
             )
             for address in addresses
         }
-        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        # With the digest of the copy that was offered since; None without one.
+        self._refused: OrderedDict[bytes, int | None] = OrderedDict()
         # How often a block was given up.
         self._doubts = 0
         self._reading = 0
@@ -120,12 +121,13 @@ class RemoteTier:
             if link is None or not link.has_room:
                 self.counts.dropped += 1
                 return []
-            if identity in self._refused:
+            digest = block.copy.digest
+            if self._refused.get(identity, digest) != digest:
                 # Another worker may have stored its copy of the KV in doubt meanwhile. A link reads
                 # and puts nothing that its store still has to forget.
                 for one in self._links.values():
                     one.forget(identity)
-                del self._refused[identity]
+                self._refused[identity] = digest
             link.offer(StoredBlock(stored_key(block.key), block.copy))
         return []
 
@@ -177,6 +179,12 @@ class RemoteTier:
         if num_bytes:
             self.counts.read(num_bytes, asyncio.get_running_loop().time() - began)
         end = next((n for n in range(len(keys)) if n not in blocks), len(keys))
+        for number in range(end):
+            if not self._may_use(blocks[number]):
+                # Another worker's copy.
+                self.forget(keys[number])
+                end = number
+                break
         return [blocks[n] for n in range(end)]
 
     def forget(self, key: BlockKey) -> None:
@@ -205,7 +213,15 @@ class RemoteTier:
 
     def _first_refused(self, keys: Sequence[BlockKey]) -> int:
         """The number of leading keys whose blocks may be read."""
-        return next((n for n, key in enumerate(keys) if key.identity in self._refused), len(keys))
+        return next(
+            (n for n, key in enumerate(keys) if self._refused.get(key.identity, 0) is None),
+            len(keys),
+        )
+
+    def _may_use(self, block: StoredBlock) -> bool:
+        """False for a block that was in doubt, unless it is the copy that was offered since."""
+        identity = block.key.identity
+        return identity not in self._refused or self._refused[identity] == block.copy.digest
 
     def _link(self, key: BlockKey) -> StoreLink | None:
         """The store that keeps the block now; None if none works."""

@@ -318,6 +318,22 @@ async def test_a_block_that_comes_into_doubt_while_it_is_forgotten_is_forgotten_
         assert await tier.read(1) == [contents(1)]
 
 
+async def test_another_workers_copy_is_not_read_either_if_the_own_one_is_lost() -> None:
+    async with store() as (address, held), remote(address) as other, remote(address) as tier:
+        await other.opened()
+        await tier.opened()
+        tier.tier.forget(key(1))
+        await tier.put(stored(1))
+        assert await tier.read(1) == [contents(1)]
+        held.forget((LAYOUT, key(1).identity))
+        other.tier._links[address]._known.clear()
+        await other.put(in_doubt(1))
+        assert await tier.read(1) == []
+        # It does not stay in the place of the own copy.
+        await tier.put(stored(1))
+        assert await tier.read(1) == [contents(1)]
+
+
 @pytest.mark.parametrize("first", ["the search", "the doubt"])
 async def test_a_block_that_is_forgotten_while_it_is_searched_for_is_stored_again(
     first: str, monkeypatch: pytest.MonkeyPatch
