@@ -122,8 +122,11 @@ class StepCostModel:
         return self.handoff_base_s + self.handoff_byte_s * num_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model as plain data for JSON."""
-        return {"format": FORMAT, **asdict(self)}
+        """Returns the model as plain data for JSON. Without bends, older versions read it too."""
+        values = asdict(self)
+        if not self.decode_bends:
+            del values["decode_bends"]
+        return {"format": FORMAT, **values}
 
     @classmethod
     def from_json(cls, document: object) -> StepCostModel:
