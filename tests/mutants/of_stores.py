@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "a block in doubt is not read from a store",
         TIER,
-        "if key.identity in self._refused",
-        "if False",
+        "self._refused.get(key.identity, 0) is None",
+        "False",
         (f"{REMOTE}test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it",),
     ),
     Mutant(
@@ -149,5 +149,26 @@ MUTANTS = (
         "if self._waiting.get(identity) is block:",
         "if identity in self._waiting:",
         (f"{REMOTE}test_a_block_that_comes_into_doubt_while_it_is_put_is_put_again",),
+    ),
+    Mutant(
+        "of a block that was in doubt, only the copy that was offered since is read",
+        TIER,
+        "if not self._may_use(blocks[number]):",
+        "if False:",
+        (REMOTE + "test_another_workers_copy_is_not_read_either_if_the_own_one_is_lost",),
+    ),
+    Mutant(
+        "another worker's copy of a block in doubt is forgotten first",
+        TIER,
+        "one.forget(identity)\n                self._refused",
+        "pass\n                self._refused",
+        (REMOTE + "test_another_workers_copy_of_a_block_in_doubt_is_not_read",),
+    ),
+    Mutant(
+        "a second doubt is forgotten again",
+        LINK,
+        "if self._doomed[identity] == doubt:",
+        "if True:",
+        (REMOTE + "test_a_block_that_comes_into_doubt_while_it_is_forgotten_is_forgotten_again",),
     ),
 )

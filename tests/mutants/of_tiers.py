@@ -148,4 +148,34 @@ MUTANTS = (
             "test_a_block_that_comes_into_doubt_while_it_is_written_is_written_again",
         ),
     ),
+    Mutant(
+        "a read notices that its disk is back",
+        JOBS,
+        "folder.check_claim()\n        except OSError as error:\n            found.failed",
+        "pass\n        except OSError as error:\n            found.failed",
+        (
+            UNIT + "test_tier_faults.py::"
+            "test_a_file_in_doubt_is_not_read_before_the_tier_knows_that_its_disk_is_back",
+        ),
+    ),
+    Mutant(
+        "files in doubt are gone before a worker ends in order",
+        DISK,
+        "return not (self._waiting or self._doomed) or not self.works",
+        "return not self._waiting or not self.works",
+        (
+            UNIT + "test_tier_faults.py::"
+            "test_a_worker_that_ends_in_order_removes_files_in_doubt_before",
+        ),
+    ),
+    Mutant(
+        "a block that came into doubt is not saved",
+        STORE,
+        "if tier.holds(block.key):",
+        "if True:",
+        (
+            UNIT + "test_tier_store.py::"
+            "test_a_block_that_comes_into_doubt_while_memory_is_saved_is_not_written",
+        ),
+    ),
 )
