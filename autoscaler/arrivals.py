@@ -22,8 +22,8 @@ class Arrivals:
 
     The rate is the least-squares line through the counts of the last `window_s` seconds. The counts
     of Poisson arrivals vary as much as their mean, so a slope is known up to a standard error. Only
-    what exceeds this error counts as a trend, and only a rising one: a load that falls needs no
-    foresight.
+    what exceeds this error counts as a trend. A rising load is expected to rise on; a falling one
+    counts as it is now, since it may stop falling.
     """
 
     def __init__(self, window_s: float, gap_s: float) -> None:
@@ -78,8 +78,13 @@ class Arrivals:
             moved += (after - before) * distance
         if not spread:
             return mean
-        trend = max(0.0, moved / spread - math.sqrt(mean / spread))
-        return mean + trend * (end - middle + ahead_s)
+        slope, error = moved / spread, math.sqrt(mean / spread)
+        if slope >= 0:
+            return mean + max(0.0, slope - error) * (end - middle + ahead_s)
+        # After a sudden fall, the line ends below the load.
+        return max(
+            mean + min(0.0, slope + error) * (end - middle), self.recent_rate(span / 3) or 0.0
+        )
 
     def recent_rate(self, seconds: float) -> float | None:
         """Returns the requests per second of about the last `seconds`, or of the time seen if that

@@ -63,16 +63,23 @@ MUTANTS = (
     Mutant(
         "noise is no trend",
         "autoscaler/arrivals.py",
-        "moved / spread - math.sqrt(mean / spread)",
-        "moved / spread",
+        "max(0.0, slope - error)",
+        "slope",
         (f"{TESTS}/test_arrivals.py::test_noise_is_seldom_a_trend",),
     ),
     Mutant(
         "a load that falls is not expected to fall",
         "autoscaler/arrivals.py",
-        "trend = max(0.0, moved",
-        "trend = (moved",
-        (f"{TESTS}/test_arrivals.py::test_a_falling_load_is_not_expected_to_fall",),
+        "min(0.0, slope + error) * (end - middle)",
+        "(slope + error) * (end - middle + ahead_s)",
+        (f"{TESTS}/test_arrivals.py::test_a_falling_load_counts_as_it_is",),
+    ),
+    Mutant(
+        "after a sudden fall no less is expected",
+        "autoscaler/arrivals.py",
+        "self.recent_rate(span / 3) or 0.0",
+        "0.0",
+        (f"{TESTS}/test_arrivals.py::test_after_a_sudden_fall_no_less_is_expected",),
     ),
     Mutant(
         "a router that starts again brings no arrivals",
