@@ -1,11 +1,11 @@
-"""Compares the scaling policies over a rising load on a local cluster:
+"""Compares the scaling policies over a ramp on a local cluster:
 `python benchmarks/look_ahead_cluster.py` (as root, with cgroups of version 1).
 
 So that more workers are more capacity on a machine with few cores, each worker that serves gets
 --share of a core from the kernel's scheduler (a cgroup with a quota per 5 ms). A worker that starts
-has no limit. The rate of a Poisson process rises linearly from a tenth of the peak to the peak and
-stays there. All policies get the same requests and bounds. A policy is better if more requests meet
-the SLO for no more worker-seconds.
+has no limit. The rate of a Poisson process rises linearly from a tenth of the peak to the peak,
+stays there, and falls again. All policies get the same requests and bounds. A policy is better if
+more requests meet the SLO for no more worker-seconds.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def main(
     peak_workers: Annotated[
         float, typer.Option(help="Prefill workers that the highest rate needs.")
     ] = 2.0,
-    ramp_s: Annotated[float, typer.Option(help="Seconds in which the rate rises.")] = 60,
+    ramp_s: Annotated[float, typer.Option(help="Seconds in which the rate rises or falls.")] = 60,
     flat_s: Annotated[float, typer.Option(help="Seconds at the lowest and highest rate.")] = 45,
     profile: Annotated[
         Path | None, typer.Option(help="Profile of the demo model. Default: fit one.")
@@ -174,6 +174,8 @@ def main(
             Stage(LOW * peak, LOW * peak, flat_s),
             Stage(LOW * peak, peak, ramp_s),
             Stage(peak, peak, flat_s),
+            Stage(peak, LOW * peak, ramp_s),
+            Stage(LOW * peak, LOW * peak, flat_s),
         ),
         burstiness=1.0,
         num_requests=None,
