@@ -96,9 +96,10 @@ def slowed(profile: Profile, share: float) -> Profile:
     steps = {
         one.name: getattr(costs, one.name) / share
         for one in fields(costs)
-        if one.name.startswith(("prefill_", "decode_", "handoff_"))
+        if one.name.startswith(("prefill_", "decode_", "handoff_")) and one.name.endswith("_s")
     }
-    return replace(profile, costs=replace(costs, **steps))
+    bends = tuple((batch, more_s / share) for batch, more_s in costs.decode_bends)
+    return replace(profile, costs=replace(costs, **steps, decode_bends=bends))
 
 
 async def run(policy: Path, share: float, load: Workload) -> Report:
