@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "files in doubt are gone before a worker ends in order",
         DISK,
-        "return not (self._waiting or self._doomed) or not self.works",
-        "return not self._waiting or not self.works",
+        "(self._waiting or self._doomed or self._writes.pending)",
+        "(self._waiting or self._doomed)",
         (
             UNIT + "test_tier_faults.py::"
             "test_a_worker_that_ends_in_order_removes_files_in_doubt_before",

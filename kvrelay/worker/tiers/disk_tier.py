@@ -126,7 +126,7 @@ class DiskTier:
     @property
     def is_drained(self) -> bool:
         """True if there is nothing to write or to remove, or nothing can be."""
-        return not (self._waiting or self._doomed) or not self.works
+        return not (self._waiting or self._doomed or self._writes.pending) or not self.works
 
     async def wait_for_room(self) -> None:
         """See `Tier.wait_for_room`."""

@@ -464,12 +464,14 @@ async def test_a_file_in_doubt_is_removed_when_the_disk_works_again(
 
 
 async def test_a_worker_that_ends_in_order_removes_files_in_doubt_before(
-    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, remove = tmp_path / "kv", SlotFolder.remove
+    gates = [threading.Event(), threading.Event()]
+    waiting = iter(gates)
 
     def slow(*arguments: Any) -> None:
-        assert gate.wait(60)
+        assert next(waiting).wait(60)
         remove(*arguments)
 
     async with disk(path) as tier:
@@ -481,7 +483,11 @@ async def test_a_worker_that_ends_in_order_removes_files_in_doubt_before(
         await until(lambda: tier._writes.pending)
         # While the first file is removed.
         tier.forget(named(1).key)
-        gate.set()
+        gates[0].set()
+        await until(lambda: not tier._doomed)
+        # While the second is.
+        assert not tier.is_drained
+        gates[1].set()
         # What `TierStore.flush` waits for.
         while not tier.is_drained:
             await asyncio.sleep(0)
