@@ -131,7 +131,7 @@ async def test_a_block_that_comes_into_doubt_while_memory_is_saved_is_not_writte
     pool.cache.release(held)
     await saving
     assert pool.host.num_blocks == 0
-    await until(lambda: not disk.num_blocks and disk.is_drained, 5)
+    await until(lambda: not disk.num_blocks and disk.is_drained)
     running.cancel()
     await asyncio.wait({running})
     await disk.close()
