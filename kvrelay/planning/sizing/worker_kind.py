@@ -124,16 +124,14 @@ class WorkerKind:
         if tokens_per_s <= 0:
             return 0.0
 
-        def throughput(batch: float) -> float:
-            return self.throughput(batch, mean)
-
         best = self.fastest_batch(mean, most)
-        if most < 1 or throughput(best) < tokens_per_s:
+        if most < 1 or self.throughput(best, mean) < tokens_per_s:
             return None
         low, high = 0.0, best
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if throughput(middle) < tokens_per_s else (low, middle)
+            enough = self.throughput(middle, mean) >= tokens_per_s
+            low, high = (low, middle) if enough else (middle, high)
         return high
 
     def throughput(self, batch: float, mean: float) -> float:
