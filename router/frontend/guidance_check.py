@@ -67,11 +67,13 @@ class GuidanceCheck:
         if reason:
             raise InvalidArgument(reason, field="guidance")
 
-    async def run(self, tenant: Tenant, guidance: Guidance, work: Callable[[], T]) -> T:
-        """Runs other work on guidance in the same thread and order. Returns its result or raises
+    async def run(self, tenant: Tenant, cost: int, work: Callable[[], T]) -> T:
+        """Runs other work on grammars in the same thread and order. Returns its result or raises
         its error.
+
+        cost: characters of the grammars.
         """
-        return await self._threads.run(tenant, len(guidance.source), work)
+        return await self._threads.run(tenant, cost, work)
 
     async def close(self) -> None:
         """Ends the process and the thread."""

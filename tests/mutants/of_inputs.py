@@ -447,7 +447,7 @@ MUTANTS = (
         "long schemas are joined beside the event loop",
         "router/api/http/chat/answer_format.py",
         """await self._guidance.run(
-                tenant, guidance, lambda: self._with_calls(guidance, use, field)
+                tenant, cost, lambda: self._with_calls(guidance, use, field)
             )""",
         "self._with_calls(guidance, use, field)",
         (f"{_ROUTES}/test_structured_output.py::test_schemas_are_joined_beside_the_event_loop",),

@@ -96,8 +96,8 @@ def read_blocks(
     this worker's own folder).
     """
     found = Read()
-    # The first block of the own folder, and the number of blocks before it.
-    first: tuple[BlockKey, int] | None = None
+    # The number of blocks before the first of the own folder.
+    first: int | None = None
     for key, block, own in wanted:
         if block is None:
             try:
@@ -106,7 +106,7 @@ def read_blocks(
                 found.failed, found.error = key, error
                 break
             if own and first is None:
-                first = key, len(found.blocks)
+                first = len(found.blocks)
             block = StoredBlock(key, BlockCopy(data, digest))
         found.blocks.append(block)
     if first is not None:
@@ -114,8 +114,9 @@ def read_blocks(
             # A disk that was away may be back, with older files in place of those in the index.
             folder.check_claim()
         except OSError as error:
-            found.failed, found.error = first[0], error
-            del found.blocks[first[1] :]
+            # It is not about a block.
+            found.failed, found.error = None, error
+            del found.blocks[first:]
     return found
 
 

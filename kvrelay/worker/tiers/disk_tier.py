@@ -211,12 +211,13 @@ class DiskTier:
     def _after_read(self, found: Read) -> None:
         for block in found.blocks:
             self._index.touch(block.key)
-        if found.failed is None or found.error is None:
+        if found.error is None:
             return
-        if isinstance(found.error, FolderLost):
+        if found.failed is None:
+            assert isinstance(found.error, OSError), "a bad file is one of a block"
             note_error(self.counts, self.kind, "read", reason_of(found.error))
             # Otherwise a folder is being opened already.
-            if self._open:
+            if isinstance(found.error, FolderLost) and self._open:
                 self._lose_folder()
                 self._wake.set()
         elif isinstance(found.error, FileNotFoundError):
@@ -341,6 +342,11 @@ class DiskTier:
         began = self._clock.now()
         refused = {one.key.identity for one in batch} & self._refused.keys()
         done = await self._writes.run(partial(write_blocks, self._folder, gone, batch, refused))
+        if not self._open:
+            # A read has found meanwhile that the folder is lost.
+            self.counts.dropped += len(batch) - done.skipped
+            self._forget_waiting(batch)
+            return True
         self._doomed = done.not_removed + self._doomed
         if done.blocks:
             num_bytes = len(done.blocks) * self._block_bytes

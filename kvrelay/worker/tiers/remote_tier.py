@@ -128,6 +128,8 @@ class RemoteTier:
                 for one in self._links.values():
                     one.forget(identity)
                 self._refused[identity] = digest
+                # A read that is under way would compare another copy with it.
+                self._doubts += 1
             link.offer(StoredBlock(stored_key(block.key), block.copy))
         return []
 
@@ -191,6 +193,7 @@ class RemoteTier:
         """See `Tier.forget`."""
         self._doubts += 1
         self._refused[key.identity] = None
+        self._refused.move_to_end(key.identity)
         if len(self._refused) > _REFUSED_KEPT:
             self._refused.popitem(last=False)
         # The block may be in any store that was its place for some time.

@@ -58,7 +58,7 @@ def types_of(schema: object, whole: object) -> Types:
     words: set[str] = set()
     if names - {"string", "null"}:
         strings = [part for part in parts if "string" in _named_types([part])]
-        if all("const" in part or isinstance(part.get("enum"), list) for part in strings):
+        if all(map(_is_short_list, strings)) and not any(map(_is_free, parts)):
             # Only these strings, not any text.
             names.discard("string")
             words.update(value for value in _listed(strings) if isinstance(value, str))
@@ -80,6 +80,8 @@ def value_json(text: str, types: Types) -> str:
     enumeration. If it names no type, only an object and an array are not strings.
     """
     value = text.strip()
+    if "string" not in types.names and value in types.words:
+        return f'"{escape(value)}"'
     value = _LITERALS.get(value, value)
     if "string" in types.names:
         is_json = text not in types.words and _is_listed(value, types)
@@ -114,6 +116,17 @@ def _named_types(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def _values(parts: Iterable[Mapping[str, Any]]) -> Iterator[object]:
     """Yields the values that parts without a type allow."""
     return _listed(part for part in parts if not any(_named_types([part])))
+
+
+def _is_short_list(part: Mapping[str, Any]) -> bool:
+    """Whether a part allows only values that are all looked at."""
+    enum = part.get("enum")
+    return "const" in part or (isinstance(enum, list) and len(enum) <= _MOST_PARTS)
+
+
+def _is_free(part: Mapping[str, Any]) -> bool:
+    """Whether a part may allow any string, although it names no type."""
+    return part.keys().isdisjoint(("type", "const", "enum", "anyOf", "oneOf", "$ref"))
 
 
 def _listed(parts: Iterable[Mapping[str, Any]]) -> Iterator[object]:

@@ -52,8 +52,9 @@ class AnswerFormat:
         if use is not None and use.mode == "auto" and guidance is not None:
             field = completion.names.get("guidance", "")
             # Long schemas take tens of milliseconds.
+            cost = len(guidance.source) + len(use.described)
             widened = await self._guidance.run(
-                tenant, guidance, lambda: self._with_calls(guidance, use, field)
+                tenant, cost, lambda: self._with_calls(guidance, use, field)
             )
             completion = completion.with_sampling(guidance=widened)
         return replace(completion, chat_options=options)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -493,6 +494,52 @@ async def test_a_worker_that_ends_in_order_removes_files_in_doubt_before(
             await asyncio.sleep(0)
     async with disk(path) as tier:
         assert [tier.touch(named(number).key) for number in range(3)] == [False, False, True]
+
+
+async def test_a_file_in_doubt_is_not_read_if_its_disk_comes_back_during_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, older, block, write = tmp_path / "kv", tmp_path / "older", named(1), SlotFolder.write
+    entered, gate = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> None:
+        write(*arguments)
+        entered.set()
+        assert gate.wait(60)
+
+    async with disk(path) as tier:
+        tier.offer(StoredBlock(block.key, stored(2).copy))
+        tier.offer(named(3))
+        await until(lambda: tier.num_blocks == 2)
+        shutil.copytree(path, older)
+        tier.forget(block.key)
+        await until(lambda: tier.is_drained)
+        monkeypatch.setattr(SlotFolder, "write", slow)
+        tier.offer(block)
+        await until(entered.is_set)
+        path.rename(tmp_path / "away")
+        older.rename(path)
+        assert await tier.read([named(3).key]) == []
+        gate.set()
+        await until(lambda: tier.works and tier.touch(named(3).key))
+        assert await tier.read([block.key]) == []
+
+
+async def test_an_error_that_is_about_no_block_gives_none_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with disk(tmp_path / "kv") as tier:
+        tier.offer(named(1))
+        await until(lambda: tier.num_blocks == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotFolder, "check_claim", broken)
+            assert await tier.read([named(1).key]) == []
+        assert tier.counts.errors
+        (found,) = await tier.read([named(1).key])
+        assert found.copy.data.tobytes() == contents(1)
 
 
 async def test_a_file_that_cannot_be_removed_is_given_up_after_some_tries(

@@ -143,6 +143,18 @@ def test_values_have_the_types_of_the_schema(schema: object, text: str, value: s
         ({"anyOf": [{"type": "string", "enum": ["a", "1"]}, {"type": "integer"}]}, "1", '"1"'),
         ({"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "array"}]}, "[1]", "[1]"),
         ({"type": ["string", "integer"], "enum": ["auto", 5]}, "5", "5"),
+        ({"anyOf": [{"type": "string", "enum": ["7"]}, {"type": "boolean"}]}, "7 ", '"7"'),
+        # More strings than are looked at.
+        (
+            {"anyOf": [{"type": "string", "enum": [*map(str, range(99))]}, {"type": "boolean"}]},
+            "98",
+            '"98"',
+        ),
+        (
+            {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "integer"}, {"minLength": 1}]},
+            "5",
+            '"5"',
+        ),
         (
             {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": ["string", "integer"]}]},
             "5",
