@@ -82,9 +82,8 @@ class Arrivals:
         if slope >= 0:
             return mean + max(0.0, slope - error) * (end - middle + ahead_s)
         # After a sudden fall, the line ends below the load.
-        return max(
-            mean + min(0.0, slope + error) * (end - middle), self.recent_rate(span / 3) or 0.0
-        )
+        least = min(mean, self.recent_rate(span / 3) or 0.0)
+        return max(mean + min(0.0, slope + error) * (end - middle), least)
 
     def recent_rate(self, seconds: float) -> float | None:
         """Returns the requests per second of about the last `seconds`, or of the time seen if that

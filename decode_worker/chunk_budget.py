@@ -22,6 +22,9 @@ class ChunkBudget:
     The first step with prompts gets what the steps without prompts have left. Each further one is
     corrected by the time that the last one took, so the budget follows batch and context without a
     model of their costs.
+
+    A sequence that comes from a prefill worker has waited for the end of a step before its own
+    first step. That step gets fewer prompt tokens, or none, so that both together keep the ITL.
     """
 
     def __init__(self, most: int, least: int) -> None:
@@ -37,19 +40,41 @@ class ChunkBudget:
         self._given = least
         # Prompt tokens and seconds of the last step; None if no sequence decoded in it.
         self._last: tuple[int, float] | None = None
+        # Since when a sequence waits for its first step.
+        self._joined: float | None = None
+        # Whether the last step had no prompt tokens for that reason.
+        self._paused = False
 
-    def tokens(self, itl_s: float | None, now: float) -> int:
-        """Returns the most prompt tokens of the next step. itl_s: the smallest ITL in seconds that
-        the sequences that decode in it ask for; None if none decodes or asks.
+    def joined(self, since: float) -> None:
+        """A sequence waits for its first step. since: in monotonic seconds."""
+        if self._joined is None:
+            self._joined = since
+
+    def tokens(self, itl_s: float | None, decoding: bool, now: float) -> int:
+        """Returns the most prompt tokens of the next step.
+
+        - itl_s: the smallest ITL in seconds that the sequences that decode in it, or are expected,
+          ask for; None if there are none or none asks.
+        - decoding: whether sequences decode in it. If not, or after a step without prompt tokens,
+          there are some.
         """
         if itl_s is None:
             return self._most
         # Steps of the same size are faster, and a chunk should fill its blocks.
         self._given = int(self._within(itl_s, now) // self._least) * self._least
-        return self._given
+        if self._joined is None or not decoding or self._paused:
+            self._paused = False
+            return self._given
+        prompts_s = _STEP_SHARE * itl_s - self._step_s
+        left = 1 - (now - self._joined) / prompts_s if prompts_s > 0 else 0.0
+        tokens = int(max(0.0, left) * self._given) // self._least * self._least
+        self._paused = tokens == 0
+        return tokens
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
         """Records a step. decoding: whether sequences decoded in it."""
+        if self._joined is not None and self._joined <= now - seconds:
+            self._joined = None
         if not decoding:
             self._rate.add(prompt_tokens, seconds, now)
             self._last = None

@@ -150,7 +150,7 @@ class DecodeStage(Stage):
         sequence.advance(cache, num_tokens - sequence.num_computed)
         sequence.append(first_token, runner.eos_token_ids, runner.max_model_len)
         self._decoding[lease.key] = sequence
-        self.scheduler.join(sequence)
+        self.scheduler.join(sequence, self._context.clock.now())
         self._context.work.set()
 
     def abort(self, key: Key) -> None:

@@ -126,7 +126,7 @@ class DecodeScheduler(Scheduler):
         else:
             self.add(sequence)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, now: float) -> None:
         """Adds a sequence whose KV was handed over, except that of its last token. It decodes from
         the next step on.
         """
@@ -134,6 +134,7 @@ class DecodeScheduler(Scheduler):
             f"{sequence.uncomputed} tokens left to compute at the hand-off"
         )
         self._activate(sequence)
+        self.chunk_budget.joined(now)
 
     async def prepare(self) -> None:
         """Prepares the drafts of the next step. Sequences may come and go meanwhile."""
@@ -157,7 +158,7 @@ class DecodeScheduler(Scheduler):
                 prompts.append(sequence)
         if not prompts and not self._waiting:
             return batch
-        budget = self.chunk_budget.tokens(self.itl_s, now)
+        budget = self.chunk_budget.tokens(self.itl_s, bool(batch), now)
         may_start = True
         for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
             if not budget:

@@ -79,7 +79,8 @@ class SimulatedDecode(DecodeSteps):
         sequence = self._reserved.get(key)
         if sequence is None or epoch != self._epoch:
             return False
-        self._at_boundary(lambda: self._join(key))
+        now = self.now
+        self._at_boundary(lambda: self._join(key, now))
         return True
 
     def fail_all(self) -> None:
@@ -172,13 +173,13 @@ class SimulatedDecode(DecodeSteps):
             self.scheduler.add(sequence)
             self.note_batch()
 
-    def _join(self, key: Key) -> None:
+    def _join(self, key: Key, since: float) -> None:
         sequence = self._reserved.pop(key, None)
         if sequence is None:
             return
         sequence.advance(self.cache, len(sequence.tokens) - sequence.num_computed)
         sequence.append(token_of(sequence.spec), frozenset(), self.profile.max_model_len)
-        self.scheduler.join(sequence)
+        self.scheduler.join(sequence, since)
         self._decodes(sequence)
         self.note_batch()
 

@@ -129,7 +129,7 @@ class VllmScheduler:
         """Adds a sequence whose prompt is computed here. vLLM's own blocks have no tiers."""
         self.add(sequence)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, now: float) -> None:
         """Adds a sequence whose KV was handed over to its staging blocks, except that of its last
         token.
         """

@@ -65,8 +65,10 @@ class DecodeBatch(Batch, Protocol):
         """
         ...
 
-    def join(self, sequence: Sequence) -> None:
-        """Adds a sequence whose KV was handed over, except that of its last token."""
+    def join(self, sequence: Sequence, now: float) -> None:
+        """Adds a sequence whose KV was handed over, except that of its last token. now: in
+        monotonic seconds.
+        """
         ...
 
     def units_awaited(self, priority: int) -> int:

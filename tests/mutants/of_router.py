@@ -443,6 +443,34 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "the first step of a sequence that was handed over keeps its ITL",
+        "decode_worker/chunk_budget.py",
+        "max(0.0, left) * self._given",
+        "self._given",
+        (
+            "unit/decode_worker/test_chunk_budget.py::test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on",
+            "unit/decode_worker/test_chunk_budget.py::test_the_first_step_after_a_hand_off_has_fewer_prompt_tokens",
+        ),
+    ),
+    Mutant(
+        "prompts go on although sequences are handed over in each step",
+        "decode_worker/chunk_budget.py",
+        "not decoding or self._paused",
+        "not decoding",
+        (
+            "unit/decode_worker/test_chunk_budget.py::test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on",
+        ),
+    ),
+    Mutant(
+        "a decode worker that computed no prompt lately counts as fast as it was",
+        "router/core/path_prediction.py",
+        "max(decode.past_rate, ",
+        "max(0.0, ",
+        (
+            "unit/router/core/test_path_prediction.py::test_a_decode_worker_that_computed_no_prompt_lately_counts_as_fast_as_it_was",
+        ),
+    ),
+    Mutant(
         "prompts that wait behind a request count, so that it is helped in time",
         PLACEMENT,
         "outlook_of(common, request.slo, now - request.arrival, ahead)",

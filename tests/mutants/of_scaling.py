@@ -77,9 +77,16 @@ MUTANTS = (
     Mutant(
         "after a sudden fall no less is expected",
         "autoscaler/arrivals.py",
-        "self.recent_rate(span / 3) or 0.0",
+        "min(mean, self.recent_rate(span / 3) or 0.0)",
         "0.0",
         (f"{TESTS}/test_arrivals.py::test_after_a_sudden_fall_no_less_is_expected",),
+    ),
+    Mutant(
+        "a dip does not raise what is expected",
+        "autoscaler/arrivals.py",
+        "min(mean, self.recent_rate(span / 3) or 0.0)",
+        "self.recent_rate(span / 3) or 0.0",
+        (f"{TESTS}/test_arrivals.py::test_one_request_more_does_not_change_what_is_expected",),
     ),
     Mutant(
         "a router that starts again brings no arrivals",

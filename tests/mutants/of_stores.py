@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "a block in doubt is not read from a store",
         TIER,
-        "self._refused.get(key.identity, 0) is None",
-        "False",
+        "if one and one.own is None",
+        "if False",
         (f"{REMOTE}test_a_block_in_doubt_is_not_read_also_if_the_store_keeps_it",),
     ),
     Mutant(
@@ -160,9 +160,30 @@ MUTANTS = (
     Mutant(
         "another worker's copy of a block in doubt is forgotten first",
         TIER,
-        "one.forget(identity)\n                self._refused",
-        "pass\n                self._refused",
+        "self._doom(identity)\n                refused.own",
+        "refused.own",
         (REMOTE + "test_another_workers_copy_of_a_block_in_doubt_is_not_read",),
+    ),
+    Mutant(
+        "two workers' copies of a block take each other's place a few times only",
+        TIER,
+        "refused.replaced > _MOST_REPLACED",
+        "False",
+        (REMOTE + "test_two_workers_do_not_replace_each_others_copies_for_ever",),
+    ),
+    Mutant(
+        "a read that is under way while a copy is offered gives nothing",
+        TIER,
+        "        self._doubts += 1\n        for link",
+        "        for link",
+        (REMOTE + "test_a_copy_that_is_offered_while_another_one_is_read_stays",),
+    ),
+    Mutant(
+        "the newest doubts are remembered",
+        TIER,
+        "        self._refused.move_to_end(key.identity)\n",
+        "",
+        (REMOTE + "test_the_newest_doubts_are_remembered",),
     ),
     Mutant(
         "a second doubt is forgotten again",

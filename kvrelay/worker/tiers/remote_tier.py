@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kv_transfer.channels import Channels
 from kvrelay.clock import Clock
@@ -26,6 +27,19 @@ _MAX_READS = 64
 # another worker may store its own. A failure gives up all blocks of its sequences: this is enough
 # for several contexts of a million tokens.
 _REFUSED_KEPT = 2**18
+# How often the own copy of such a block takes the place of another worker's. Two workers that
+# compute a block with different bits would otherwise replace each other's copies without end.
+_MOST_REPLACED = 3
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A block whose KV was in doubt."""
+
+    # Digest of the copy that was offered since; None without one.
+    own: int | None = None
+    # How often another worker's copy was found in its place.
+    replaced: int = 0
 
 
 class RemoteTier:
@@ -59,8 +73,8 @@ class RemoteTier:
             )
             for address in addresses
         }
-        # With the digest of the copy that was offered since; None without one.
-        self._refused: OrderedDict[bytes, int | None] = OrderedDict()
+        # By identity.
+        self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         # How often a block was given up.
         self._doubts = 0
         self._reading = 0
@@ -121,15 +135,14 @@ class RemoteTier:
             if link is None or not link.has_room:
                 self.counts.dropped += 1
                 return []
-            digest = block.copy.digest
-            if self._refused.get(identity, digest) != digest:
+            refused, digest = self._refused.get(identity), block.copy.digest
+            if refused and refused.replaced > _MOST_REPLACED:
+                return []
+            if refused and refused.own != digest:
                 # Another worker may have stored its copy of the KV in doubt meanwhile. A link reads
                 # and puts nothing that its store still has to forget.
-                for one in self._links.values():
-                    one.forget(identity)
-                self._refused[identity] = digest
-                # A read that is under way would compare another copy with it.
-                self._doubts += 1
+                self._doom(identity)
+                refused.own = digest
             link.offer(StoredBlock(stored_key(block.key), block.copy))
         return []
 
@@ -183,22 +196,18 @@ class RemoteTier:
         end = next((n for n in range(len(keys)) if n not in blocks), len(keys))
         for number in range(end):
             if not self._may_use(blocks[number]):
-                # Another worker's copy.
-                self.forget(keys[number])
+                self._refuse(keys[number].identity)
                 end = number
                 break
         return [blocks[n] for n in range(end)]
 
     def forget(self, key: BlockKey) -> None:
         """See `Tier.forget`."""
-        self._doubts += 1
-        self._refused[key.identity] = None
+        self._refused[key.identity] = _Refused()
         self._refused.move_to_end(key.identity)
         if len(self._refused) > _REFUSED_KEPT:
             self._refused.popitem(last=False)
-        # The block may be in any store that was its place for some time.
-        for link in self._links.values():
-            link.forget(key.identity)
+        self._doom(key.identity)
 
     def reject(self, key: BlockKey, reason: str) -> None:
         """See `Tier.reject`."""
@@ -214,17 +223,30 @@ class RemoteTier:
     async def close(self) -> None:
         """See `Tier.close`. The connections are those of the worker."""
 
+    def _refuse(self, identity: bytes) -> None:
+        """Notes that another worker's copy is in the place of the own one."""
+        refused = self._refused[identity]
+        refused.own, refused.replaced = None, refused.replaced + 1
+        if refused.replaced <= _MOST_REPLACED:
+            self._doom(identity)
+
+    def _doom(self, identity: bytes) -> None:
+        """Has the stores forget a block. It may be in any store that was its place for some time.
+        Reads that are under way give nothing: they may compare another copy with the own one.
+        """
+        self._doubts += 1
+        for link in self._links.values():
+            link.forget(identity)
+
     def _first_refused(self, keys: Sequence[BlockKey]) -> int:
         """The number of leading keys whose blocks may be read."""
-        return next(
-            (n for n, key in enumerate(keys) if self._refused.get(key.identity, 0) is None),
-            len(keys),
-        )
+        refused = (self._refused.get(key.identity) for key in keys)
+        return next((n for n, one in enumerate(refused) if one and one.own is None), len(keys))
 
     def _may_use(self, block: StoredBlock) -> bool:
         """False for a block that was in doubt, unless it is the copy that was offered since."""
-        identity = block.key.identity
-        return identity not in self._refused or self._refused[identity] == block.copy.digest
+        refused = self._refused.get(block.key.identity)
+        return refused is None or refused.own == block.copy.digest
 
     def _link(self, key: BlockKey) -> StoreLink | None:
         """The store that keeps the block now; None if none works."""

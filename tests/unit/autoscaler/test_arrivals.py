@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,6 +72,24 @@ def test_after_a_sudden_fall_no_less_is_expected(before: float, after: float, si
     expected = arrivals.rate(AHEAD_S)
     assert expected is not None
     assert after - 0.2 <= expected <= before
+
+
+@given(rate=st.floats(10, 100), dip=st.integers(1, 10), more=st.integers(1, 29))
+def test_one_request_more_does_not_change_what_is_expected(
+    rate: float, dip: int, more: int
+) -> None:
+    """The load has a dip in the middle of the window, so there is no trend."""
+
+    def count(now: float, when: float) -> int:
+        # The window is 59 to 90.
+        before, after = 74.5 - dip / 2, 74.5 + dip / 2
+        return int(rate * (min(now, before) + max(0, now - after))) + (now > when)
+
+    without, one = (
+        seen(lambda now, when=when: count(now, when), 90.0).rate(AHEAD_S)
+        for when in (math.inf, 60.0 + more)
+    )
+    assert one == pytest.approx(without, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 50.0])

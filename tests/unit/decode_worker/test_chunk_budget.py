@@ -28,7 +28,7 @@ class Machine:
         self.now = 0.0
 
     def tokens(self) -> int:
-        return self.budget.tokens(ITL_S, self.now)
+        return self.budget.tokens(ITL_S, True, self.now)
 
     def step(self, prompt_tokens: int, decoding: bool = True) -> float:
         seconds = self.step_s * decoding + self.token_s * prompt_tokens
@@ -83,11 +83,50 @@ def test_a_short_prompt_leaves_the_budget_as_it_was() -> None:
     assert machine.tokens() == before
 
 
+@given(
+    st.floats(0.001, 0.04),
+    st.floats(1e-5, 0.0012),
+    st.lists(st.floats(0.01, 0.99), min_size=1, max_size=10),
+)
+def test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on(
+    step_s: float, token_s: float, places: list[float]
+) -> None:
+    """It waits from some place within a step for the end of that step."""
+    machine = Machine(step_s, token_s)
+    machine.step(0)
+    for _ in range(20):
+        usual = machine.tokens()
+        machine.step(usual)
+    tokens = usual
+    for place in places:
+        begun = machine.now
+        left_s = machine.step(tokens) * (1 - place)
+        machine.budget.joined(machine.now - left_s)
+        assert machine.now - left_s > begun
+        before, tokens = tokens, machine.tokens()
+        assert tokens <= usual + LEAST
+        assert left_s + step_s + token_s * tokens <= ITL_S or tokens == 0 or before == 0
+        assert tokens or before, "two steps without prompt tokens"
+    machine.step(tokens)
+    # Once the sequence has had its first step, all is as before.
+    assert machine.tokens() >= usual - LEAST
+
+
+def test_a_sequence_that_joined_and_left_holds_back_no_prompt() -> None:
+    machine = Machine(0.01, 0.001)
+    machine.step(0)
+    machine.budget.joined(machine.now)
+    machine.now += 1.0
+    assert machine.budget.tokens(ITL_S, False, machine.now) >= LEAST
+    machine.step(MOST, decoding=False)
+    assert machine.tokens() >= LEAST
+
+
 def test_prompts_alone_take_whole_chunks() -> None:
     machine = Machine(0.09, 0.01)
     machine.step(0)
     machine.step(MOST, decoding=False)
-    assert machine.budget.tokens(None, machine.now) == MOST
+    assert machine.budget.tokens(None, False, machine.now) == MOST
     assert machine.tokens() == LEAST
 
 
@@ -130,7 +169,7 @@ def run(scheduler: DecodeScheduler) -> list[Work]:
     """A step in which each sequence that decodes takes 10 ms and each prompt token 1 ms."""
     batch = scheduler.next(now=0.0)
     seconds = sum(0.01 if one.num_tokens == 1 else 0.001 * one.num_tokens for one in batch)
-    scheduler.ran(batch, seconds, now=0.0)
+    scheduler.ran(batch, seconds, now=seconds)
     scheduler.complete(batch)
     for work in batch:
         if work.sample:
@@ -148,6 +187,25 @@ def test_a_prompt_leaves_the_answers_their_itl() -> None:
     scheduler.add(sequence("long", 5000, arrived=9.0))
     chunks = [work.num_tokens for _ in range(40) for work in run(scheduler) if work.num_tokens > 1]
     assert all(50 <= chunk <= 55 for chunk in chunks[3:]), "85 ms without 30 ms for the answers"
+
+
+def test_the_first_step_after_a_hand_off_has_fewer_prompt_tokens() -> None:
+    cache = KvCache(4096, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=MOST, itl_s=ITL_S)
+    scheduler.add(sequence("answer", 8, arrived=0.0))
+    for _ in range(10):
+        run(scheduler)
+    scheduler.add(sequence("long", 5000, arrived=1.0))
+    for _ in range(10):
+        run(scheduler)
+    usual = max(work.num_tokens for work in run(scheduler))
+    joined = sequence("handed over", 9, arrived=2.0)
+    joined.take_blocks(cache, 9)
+    joined.advance(cache, 8)
+    scheduler.join(joined, now=-0.04)
+    chunks = [max(work.num_tokens for work in run(scheduler)) for _ in range(2)]
+    assert 0.25 * usual < chunks[0] < 0.75 * usual
+    assert chunks[1] >= 0.8 * usual
 
 
 @pytest.mark.parametrize(

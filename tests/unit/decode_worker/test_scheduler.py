@@ -59,9 +59,9 @@ def test_sequences_join_and_leave_at_every_step() -> None:
     cache = KvCache(32, BLOCK)
     scheduler = DecodeScheduler(cache, chunk_tokens=8)
     a, b = handed_over(cache, "a", 5), handed_over(cache, "b", 6, arrived=1.0, first=50)
-    scheduler.join(a)
+    scheduler.join(a, now=0.0)
     assert step(scheduler) == [("a", 1, True)]
-    scheduler.join(b)
+    scheduler.join(b, now=0.0)
     assert step(scheduler) == [("a", 1, True), ("b", 1, True)]
     scheduler.remove(a)
     assert step(scheduler) == [("b", 1, True)]
@@ -73,7 +73,7 @@ def test_sequences_join_and_leave_at_every_step() -> None:
 def test_a_local_prompt_is_prefilled_in_chunks_beside_the_batch() -> None:
     cache = KvCache(32, BLOCK)
     scheduler = DecodeScheduler(cache, chunk_tokens=8)
-    scheduler.join(handed_over(cache, "running", 5))
+    scheduler.join(handed_over(cache, "running", 5), now=0.0)
     scheduler.add(sequence("local", 19, arrived=1.0, first=50))
     assert step(scheduler) == [("running", 1, True), ("local", 8, False)]
     assert step(scheduler) == [("running", 1, True), ("local", 8, False)]
@@ -85,8 +85,8 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back() -> None:
     cache = KvCache(4, BLOCK, prefix_cache=False)
     scheduler = DecodeScheduler(cache, chunk_tokens=32)
     old, young = handed_over(cache, "old", 7), handed_over(cache, "young", 7, arrived=1.0, first=50)
-    scheduler.join(old)
-    scheduler.join(young)
+    scheduler.join(old, now=0.0)
+    scheduler.join(young, now=0.0)
     assert step(scheduler) == [("old", 1, True), ("young", 1, True)]
     assert step(scheduler) == [("old", 1, True)], "one block short: the youngest gives way"
     assert scheduler.preemptions == 1
@@ -111,7 +111,7 @@ def test_when_blocks_run_out_the_tenant_that_has_most_gives_way() -> None:
     ]
     other = handed_over(cache, "other", 7, arrived=9.0, first=900, tenant="other")
     for one in (*hogs, other):
-        scheduler.join(one)
+        scheduler.join(one, now=0.0)
     assert len(step(scheduler)) == 4
     assert [name for name, _, _ in step(scheduler)] == ["hog0", "other"], "3 blocks for each, of 8"
     assert scheduler.waiting == (hogs[1], hogs[2])
@@ -135,7 +135,7 @@ def test_blocks_of_a_step_in_flight_are_kept_until_it_is_over() -> None:
     cache = KvCache(8, BLOCK, prefix_cache=False)
     scheduler = DecodeScheduler(cache, chunk_tokens=8)
     one = handed_over(cache, "one", 5)
-    scheduler.join(one)
+    scheduler.join(one, now=0.0)
     batch = scheduler.next(now=0.0)
     scheduler.remove(one)
     assert (cache.pool.num_held, len(scheduler)) == (2, 0)
@@ -147,7 +147,7 @@ def test_a_waiting_prompt_leaves_a_spare_block_to_each_active_sequence() -> None
     cache = KvCache(4, BLOCK, prefix_cache=False)
     scheduler = DecodeScheduler(cache, chunk_tokens=32)
     running = handed_over(cache, "running", 3)
-    scheduler.join(running)
+    scheduler.join(running, now=0.0)
     scheduler.add(sequence("local", 12, arrived=1.0, first=50))
     assert step(scheduler) == [("running", 1, True)], (
         "3 blocks are left and needed, none would be spare"
@@ -180,7 +180,8 @@ def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> No
             scheduler.join(
                 handed_over(
                     cache, name, length, arrived=float(number), first=1000 * number, tenant=tenant
-                )
+                ),
+                now=0.0,
             )
         else:
             scheduler.add(
@@ -220,7 +221,7 @@ def test_a_large_batch_guesses_nothing() -> None:
     for one in three:
         one.tokens.append(7)  # twice the same token: it may come again
         one.advance(cache, 1)
-        scheduler.join(one)
+        scheduler.join(one, now=0.0)
     batch = scheduler.next(now=0.0)
     assert [work.draft for work in batch] == [(), (), ()]
     scheduler.complete(batch)
@@ -318,7 +319,7 @@ def test_later_arrivals_do_not_take_the_blocks_that_a_waiting_sequence_needs() -
     cache = KvCache(10, BLOCK)
     scheduler = DecodeScheduler(cache, chunk_tokens=64)
     running = handed_over(cache, "running", 4 * BLOCK - 1)
-    scheduler.join(running)
+    scheduler.join(running, now=0.0)
     waiting = sequence("waiting", 7 * BLOCK, first=100)
     scheduler.add(waiting)
     step(scheduler)
@@ -334,7 +335,7 @@ def test_later_arrivals_do_not_take_the_blocks_that_a_waiting_sequence_needs() -
 def test_a_prompt_without_room_is_not_looked_up_in_every_step() -> None:
     cache = KvCache(10, BLOCK)
     scheduler = DecodeScheduler(cache, chunk_tokens=64)
-    scheduler.join(handed_over(cache, "running", 4 * BLOCK - 3))
+    scheduler.join(handed_over(cache, "running", 4 * BLOCK - 3), now=0.0)
     scheduler.add(sequence("waiting", 7 * BLOCK, first=100))
     lookups = []
     match = cache.match

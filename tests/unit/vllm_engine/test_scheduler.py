@@ -91,7 +91,7 @@ def test_every_sequence_gets_its_tokens_and_all_blocks_come_back(
                 one.take_blocks(cache, len(one.tokens))
                 one.num_computed = len(one.tokens)
                 one.append(5, LIMITS.eos_token_ids, LIMITS.max_model_len)
-                scheduler.join(one)
+                scheduler.join(one, now=0.0)
             else:
                 scheduler.add(one)
             live[one] = 0

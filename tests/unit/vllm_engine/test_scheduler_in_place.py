@@ -47,7 +47,7 @@ class Ends:
         receipt = self.reads.expect(lease, HELD)
         sequence.num_computed = LENGTH
         sequence.append(9, LIMITS.eos_token_ids, LIMITS.max_model_len)
-        self.scheduler.join(sequence)
+        self.scheduler.join(sequence, now=0.0)
         return receipt
 
     def step(self, result: StepResult) -> None:

@@ -92,6 +92,31 @@ def test_other_names_are_taken_as_they_are(schema: dict[str, Any]) -> None:
     assert not accepts(schema, "7")
 
 
+@given(
+    st.one_of(st.none(), ids),
+    ids,
+    st.sampled_from(["default", "example", "examples"]),
+    st.sampled_from([[], ["items"], ["anyOf", 0], ["$defs", "a"], ["properties", "a"]]),
+)
+@example(None, "", "example", [])
+def test_the_names_within_values_name_no_parts(
+    root: str | None, part: str, keyword: str, place: list[str | int]
+) -> None:
+    value = {"$id": part, "type": "integer"}
+    schema: Any = {keyword: [value, value] if keyword == "examples" else value}
+    for step in reversed(place):
+        schema = [schema] if step == 0 else {step: schema}
+    schema["type"] = "string"
+    if root is not None:
+        schema["$id"] = root
+    try:
+        accepted = accepts(schema, '"b"'), accepts(schema, "7")
+    except InvalidArgument:
+        assert root is not None
+        return
+    assert accepted == (True, False)
+
+
 def nested(part: str, depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):

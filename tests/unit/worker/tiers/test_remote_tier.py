@@ -334,6 +334,70 @@ async def test_another_workers_copy_is_not_read_either_if_the_own_one_is_lost() 
         assert await tier.read(1) == [contents(1)]
 
 
+async def test_two_workers_do_not_replace_each_others_copies_for_ever() -> None:
+    """Their copies differ, as of prompts that were computed in other chunks."""
+    async with store() as (address, held), remote(address) as one, remote(address) as other:
+        workers = ((one, stored(1)), (other, in_doubt(1)))
+        for tier, _ in workers:
+            await tier.opened()
+            tier.tier.forget(key(1))
+        await until(lambda: one.tier.is_drained and other.tier.is_drained)
+
+        async def turns(rounds: int) -> int:
+            """How many copies the store took."""
+            before = held.stored
+            for _ in range(rounds):
+                for tier, copy in workers:
+                    tier.tier._links[address]._known.clear()
+                    await tier.put(copy)
+                    assert await tier.read(1) in ([], [copy.copy.data.tobytes()])
+            return held.stored - before
+
+        assert await turns(8 * remote_tier._MOST_REPLACED) >= 2 * remote_tier._MOST_REPLACED
+        assert not await turns(3)
+        # Another doubt begins anew.
+        one.tier.forget(key(1))
+        await until(lambda: not len(held))
+        await one.put(stored(1))
+        assert await one.read(1) == [contents(1)]
+
+
+async def test_the_newest_doubts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_tier, "_REFUSED_KEPT", 2)
+    monkeypatch.setattr(store_link.StoreLink, "forget", lambda *_: None)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(in_doubt, range(3)))
+        for number in (0, 1, 0, 2):
+            tier.tier.forget(key(number))
+        assert [await tier.tier.probe([key(number)]) for number in range(3)] == [0, 1, 0]
+
+
+async def test_a_copy_that_is_offered_while_another_one_is_read_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on, get = asyncio.Event(), asyncio.Event(), store_link.StoreLink.get
+
+    async def slow(*arguments: Any) -> list[StoredBlock]:
+        found = await get(*arguments)
+        began.set()
+        await goes_on.wait()
+        return found
+
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        tier.tier.forget(key(1))
+        await tier.put(stored(1))
+        monkeypatch.setattr(store_link.StoreLink, "get", slow)
+        reading = asyncio.create_task(tier.read(1))
+        await began.wait()
+        tier.tier._links[address]._known.clear()
+        await tier.put(in_doubt(1))
+        goes_on.set()
+        assert await reading == []
+        assert await tier.read(1) == [in_doubt(1).copy.data.tobytes()]
+
+
 @pytest.mark.parametrize("first", ["the search", "the doubt"])
 async def test_a_block_that_is_forgotten_while_it_is_searched_for_is_stored_again(
     first: str, monkeypatch: pytest.MonkeyPatch
