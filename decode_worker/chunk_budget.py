@@ -40,41 +40,33 @@ class ChunkBudget:
         self._given = least
         # Prompt tokens and seconds of the last step; None if no sequence decoded in it.
         self._last: tuple[int, float] | None = None
-        # Since when a sequence waits for its first step.
-        self._joined: float | None = None
-        # Whether the last step had no prompt tokens for that reason.
+        # Whether the last step had no prompt tokens for a sequence that joined.
         self._paused = False
 
-    def joined(self, since: float) -> None:
-        """A sequence waits for its first step. since: in monotonic seconds."""
-        if self._joined is None:
-            self._joined = since
-
-    def tokens(self, itl_s: float | None, decoding: bool, now: float) -> int:
+    def tokens(self, itl_s: float | None, waited_s: float, now: float) -> int:
         """Returns the most prompt tokens of the next step.
 
         - itl_s: the smallest ITL in seconds that the sequences that decode in it, or are expected,
           ask for; None if there are none or none asks.
-        - decoding: whether sequences decode in it. If not, or after a step without prompt tokens,
-          there are some.
+        - waited_s: for how long a sequence has waited for its first step, which this one is; 0 if
+          none has. After a step without prompt tokens, there are some.
         """
         if itl_s is None:
             return self._most
+        wanted = self._estimate(_STEP_SHARE * itl_s, now)
         # Steps of the same size are faster, and a chunk should fill its blocks.
-        self._given = int(self._within(itl_s, now) // self._least) * self._least
-        if self._joined is None or not decoding or self._paused:
+        self._given = self._whole_blocks(min(self._most, max(self._least, wanted)))
+        prompts_s = _STEP_SHARE * itl_s - self._step_s
+        if waited_s <= 0 or prompts_s <= 0 or self._paused:
             self._paused = False
             return self._given
-        prompts_s = _STEP_SHARE * itl_s - self._step_s
-        left = 1 - (now - self._joined) / prompts_s if prompts_s > 0 else 0.0
-        tokens = int(max(0.0, left) * self._given) // self._least * self._least
+        left = max(0.0, 1 - waited_s / prompts_s)
+        tokens = min(self._given, self._whole_blocks(left * max(wanted, self._given)))
         self._paused = tokens == 0
         return tokens
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
         """Records a step. decoding: whether sequences decoded in it."""
-        if self._joined is not None and self._joined <= now - seconds:
-            self._joined = None
         if not decoding:
             self._rate.add(prompt_tokens, seconds, now)
             self._last = None
@@ -93,7 +85,7 @@ class ChunkBudget:
         - itl_s: as for `tokens`, of the sequences that decode or will.
         - answering: share of the time in which sequences decode, 0 to 1.
         """
-        rate = self._rate.per_second(now)
+        rate = self._known_rate(now)
         beside = self._beside_answers(rate, itl_s, now)
         if not beside or rate is None:
             return beside
@@ -111,6 +103,15 @@ class ChunkBudget:
         tokens_now = self._within(itl_s, now)
         return tokens_now / (self._step_s + tokens_now / rate)
 
+    def _known_rate(self, now: float) -> float | None:
+        """The rate of prompts alone. Without a recent measurement, the last one counts: the worker
+        is as fast as it was, and what its answers take is known.
+        """
+        return self._rate.per_second(now) or self._rate.latest
+
+    def _whole_blocks(self, tokens: float) -> int:
+        return int(tokens // self._least) * self._least
+
     @staticmethod
     def _takes_all(answers_s: float, itl_s: float | None) -> bool:
         return itl_s is not None and answers_s >= _STEP_SHARE * itl_s
@@ -120,7 +121,7 @@ class ChunkBudget:
         return min(self._most, max(self._least, self._estimate(_STEP_SHARE * itl_s, now)))
 
     def _estimate(self, aim_s: float, now: float) -> float:
-        rate = self._rate.per_second(now) or 0.0
+        rate = self._known_rate(now) or 0.0
         tokens, seconds = self._last or (0, 0.0)
         if not tokens:
             return (aim_s - self._step_s) * rate

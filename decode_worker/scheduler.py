@@ -58,6 +58,8 @@ class DecodeScheduler(Scheduler):
         # The waiting sequence that found no room, with the blocks and active sequences then.
         self._no_room: tuple[Sequence, int, int, int] | None = None
         self.preemptions = 0
+        # Since when a sequence that was handed over waits for its first step.
+        self.joined_at: float | None = None
 
     def __len__(self) -> int:
         """Number of sequences, active and waiting."""
@@ -134,7 +136,8 @@ class DecodeScheduler(Scheduler):
             f"{sequence.uncomputed} tokens left to compute at the hand-off"
         )
         self._activate(sequence)
-        self.chunk_budget.joined(now)
+        if self.joined_at is None:
+            self.joined_at = now
 
     async def prepare(self) -> None:
         """Prepares the drafts of the next step. Sequences may come and go meanwhile."""
@@ -146,6 +149,8 @@ class DecodeScheduler(Scheduler):
         """The next step's work; empty if there is nothing to run, or if all waiting sequences wait
         for blocks.
         """
+        waited_s = 0.0 if self.joined_at is None else now - self.joined_at
+        self.joined_at = None
         self._grow()
         batch: list[Work] = []
         prompts: list[Sequence] = []
@@ -158,7 +163,7 @@ class DecodeScheduler(Scheduler):
                 prompts.append(sequence)
         if not prompts and not self._waiting:
             return batch
-        budget = self.chunk_budget.tokens(self.itl_s, bool(batch), now)
+        budget = self.chunk_budget.tokens(self.itl_s, waited_s if batch else 0.0, now)
         may_start = True
         for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
             if not budget:

@@ -183,6 +183,8 @@ class DecodeSteps(SimulatedWorker):
         steps = min(
             self._ends[0][0] - self._steps, self._times_from + self._most_steps - self._steps
         )
+        # Whoever has joined has the first step of the run.
+        self.scheduler.joined_at = None
         batch, context, at = len(self._running), self._context, self.now
         costs = self.costs
         self.process.begins("decode")

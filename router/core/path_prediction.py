@@ -13,8 +13,8 @@ from router.core.worker_view import WorkerView
 # Decode workers help once the predicted TTFT exceeds this share of the objective, because prompts
 # on both paths at a time slow each other down where they share memory or cores.
 _HELPED_FROM = 0.5
-# A decode worker that has computed no prompt lately counts as fast as it was then, but at least as
-# this share of a prefill worker, since answers take a part of its time.
+# An unmeasured decode worker counts as slower than the prefill workers by this factor, since
+# answers take a part of its time.
 _UNMEASURED = 0.5
 
 
@@ -126,5 +126,5 @@ def _local_s(decode: WorkerView, num_tokens: int, prefillers: Sequence[WorkerVie
     """
     if decode.prompt_rate == 0:
         return None
-    rate = max(decode.past_rate, _UNMEASURED * mean_prompt_rate(prefillers))
-    return prompt_seconds(decode, num_tokens, rate) if decode.prompt_rate or rate else None
+    mean = _UNMEASURED * mean_prompt_rate(prefillers)
+    return prompt_seconds(decode, num_tokens, mean) if decode.prompt_rate or mean else None

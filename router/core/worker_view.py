@@ -24,8 +24,6 @@ class WorkerView:
     # Prompt tokens per second: 0 if the answers of a decode worker leave no time within their ITL,
     # None if unknown.
     prompt_rate: float | None = None
-    # The last rate that was known; 0 if none was.
-    past_rate: float = 0.0
     # Decode: tokens of the sequences on the worker.
     held_tokens: int = 0
     # Tokens of this request that the worker's prefix cache will hold when the request comes.

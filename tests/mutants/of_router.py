@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "the first step of a sequence that was handed over keeps its ITL",
         "decode_worker/chunk_budget.py",
-        "max(0.0, left) * self._given",
+        "self._whole_blocks(left * max(wanted, self._given))",
         "self._given",
         (
             "unit/decode_worker/test_chunk_budget.py::test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on",
@@ -455,19 +455,28 @@ MUTANTS = (
     Mutant(
         "prompts go on although sequences are handed over in each step",
         "decode_worker/chunk_budget.py",
-        "not decoding or self._paused",
-        "not decoding",
+        "prompts_s <= 0 or self._paused",
+        "prompts_s <= 0",
         (
             "unit/decode_worker/test_chunk_budget.py::test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on",
         ),
     ),
     Mutant(
-        "a decode worker that computed no prompt lately counts as fast as it was",
-        "router/core/path_prediction.py",
-        "max(decode.past_rate, ",
-        "max(0.0, ",
+        "a decode worker that computed no prompt lately is as fast as it was",
+        "decode_worker/chunk_budget.py",
+        " or self._rate.latest",
+        "",
         (
-            "unit/router/core/test_path_prediction.py::test_a_decode_worker_that_computed_no_prompt_lately_counts_as_fast_as_it_was",
+            "unit/decode_worker/test_chunk_budget.py::test_a_rate_that_was_measured_long_ago_counts_with_the_answers_of_now",
+        ),
+    ),
+    Mutant(
+        "each hand-off keeps its ITL, also one that comes while another has its first step",
+        "decode_worker/scheduler.py",
+        "        self.joined_at = None\n        self._grow()",
+        "        self._grow()",
+        (
+            "unit/decode_worker/test_chunk_budget.py::test_the_first_step_after_a_hand_off_has_fewer_prompt_tokens",
         ),
     ),
     Mutant(

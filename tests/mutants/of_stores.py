@@ -165,11 +165,11 @@ MUTANTS = (
         (REMOTE + "test_another_workers_copy_of_a_block_in_doubt_is_not_read",),
     ),
     Mutant(
-        "two workers' copies of a block take each other's place a few times only",
+        "two workers' copies of a block take each other's place from time to time only",
         TIER,
-        "refused.replaced > _MOST_REPLACED",
-        "False",
-        (REMOTE + "test_two_workers_do_not_replace_each_others_copies_for_ever",),
+        "self._clock.now() + _YIELDS_S",
+        "0.0",
+        (REMOTE + "test_two_workers_do_not_replace_each_others_copies_all_the_time",),
     ),
     Mutant(
         "a read that is under way while a copy is offered gives nothing",

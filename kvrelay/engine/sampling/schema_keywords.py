@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# The values are the application's. `example` is of OpenAPI.
-VALUES = ("const", "default", "enum", "example", "examples")
+# The values are the application's.
+VALUES = ("const", "default", "enum", "examples")
 # The values are schemas by name. The names are no keywords.
 NAMED_SCHEMAS = (
     "properties",

@@ -24,11 +24,14 @@ class PromptRate:
         self._least_tokens = least_tokens
         # (end of the step, rate)
         self._steps: deque[tuple[float, float]] = deque(maxlen=_MOST)
+        # The rate at the last measurement, however old; None before the first.
+        self.latest: float | None = None
 
     def add(self, tokens: int, seconds: float, now: float) -> None:
         """Adds a step of `tokens` prompt tokens, which took `seconds`."""
         if tokens >= self._least_tokens and seconds > 0:
             self._steps.append((now, tokens / seconds))
+            self.latest = self.per_second(now)
 
     def per_second(self, now: float) -> float | None:
         """Returns the tokens per second; None if no recent step had enough prompt tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ _MAX_READS = 64
 # another worker may store its own. A failure gives up all blocks of its sequences: this is enough
 # for several contexts of a million tokens.
 _REFUSED_KEPT = 2**18
-# How often the own copy of such a block takes the place of another worker's. Two workers that
-# compute a block with different bits would otherwise replace each other's copies without end.
-_MOST_REPLACED = 3
+# Seconds for which another worker's copy of such a block stays in the place of the own one, which
+# is not stored meanwhile. Two workers that compute a block with different bits would otherwise
+# replace each other's copies all the time.
+_YIELDS_S = 60.0
 
 
 @dataclass(slots=True)
@@ -38,8 +40,8 @@ class _Refused:
 
     # Digest of the copy that was offered since; None without one.
     own: int | None = None
-    # How often another worker's copy was found in its place.
-    replaced: int = 0
+    # Until then, another worker's copy stays in its place.
+    yields_until: float = -math.inf
 
 
 class RemoteTier:
@@ -64,6 +66,7 @@ class RemoteTier:
         dtype of the weights.
         """
         self.counts = TierCounts()
+        self._clock = clock
         self._drained = asyncio.Event()
         self._ring = HashRing(addresses)
         staging = STAGING_BYTES // len(addresses)
@@ -124,7 +127,11 @@ class RemoteTier:
         return any(link.waits(key.identity) is not None for link in self._links.values())
 
     def touch(self, key: BlockKey) -> bool:
-        """True if the block waits, or its store had it a short time ago."""
+        """True if the block waits, or its store had it a short time ago, or another worker's copy
+        stays in its place.
+        """
+        if self._yields(key.identity):
+            return True
         link = self._link(key)
         return link is not None and link.knows(key.identity)
 
@@ -136,8 +143,6 @@ class RemoteTier:
                 self.counts.dropped += 1
                 return []
             refused, digest = self._refused.get(identity), block.copy.digest
-            if refused and refused.replaced > _MOST_REPLACED:
-                return []
             if refused and refused.own != digest:
                 # Another worker may have stored its copy of the KV in doubt meanwhile. A link reads
                 # and puts nothing that its store still has to forget.
@@ -196,7 +201,7 @@ class RemoteTier:
         end = next((n for n in range(len(keys)) if n not in blocks), len(keys))
         for number in range(end):
             if not self._may_use(blocks[number]):
-                self._refuse(keys[number].identity)
+                self._yield_to_another(keys[number].identity)
                 end = number
                 break
         return [blocks[n] for n in range(end)]
@@ -223,12 +228,14 @@ class RemoteTier:
     async def close(self) -> None:
         """See `Tier.close`. The connections are those of the worker."""
 
-    def _refuse(self, identity: bytes) -> None:
+    def _yield_to_another(self, identity: bytes) -> None:
         """Notes that another worker's copy is in the place of the own one."""
         refused = self._refused[identity]
-        refused.own, refused.replaced = None, refused.replaced + 1
-        if refused.replaced <= _MOST_REPLACED:
-            self._doom(identity)
+        refused.own, refused.yields_until = None, self._clock.now() + _YIELDS_S
+
+    def _yields(self, identity: bytes) -> bool:
+        refused = self._refused.get(identity)
+        return refused is not None and self._clock.now() < refused.yields_until
 
     def _doom(self, identity: bytes) -> None:
         """Has the stores forget a block. It may be in any store that was its place for some time.

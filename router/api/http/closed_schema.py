@@ -28,7 +28,7 @@ _MAPPINGS = ("properties", *_DEFINITIONS)
 # Keywords that say nothing about a value.
 _REMARKS = frozenset(
     {
-        *("title", "description", "default", "examples", "deprecated", "$comment"),
+        *("title", "description", "default", "example", "examples", "deprecated", "$comment"),
         *("$id", "$schema", *_DEFINITIONS),
     }
 )

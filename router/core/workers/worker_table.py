@@ -65,8 +65,6 @@ class Worker:
     refusals: int = 0
     preempted_at: float = -math.inf
     last_assigned: int = 0
-    # The last rate in prompt tokens per second that was known; 0 before the first.
-    past_rate: float = 0.0
     # Whether the draining worker takes nothing more, not even the rest of an answer.
     closed: bool = False
     # First sequence of the worker's last step.
@@ -200,7 +198,6 @@ class Workers:
             worker = self._workers.get(info.worker_id)
             if worker is not None and worker.info.epoch == info.epoch:
                 worker.info = info
-                worker.past_rate = worker.prompt_rate or worker.past_rate
 
     # Load
 
@@ -451,7 +448,6 @@ class Workers:
                     ),
                     takes_prompt=takes_prompt,
                     prompt_rate=worker.prompt_rate,
-                    past_rate=worker.past_rate,
                     held_tokens=worker.held_tokens,
                     cached_tokens=stored + coming,
                     coming_tokens=coming,

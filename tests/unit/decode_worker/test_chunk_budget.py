@@ -27,8 +27,8 @@ class Machine:
         self.token_s = token_s
         self.now = 0.0
 
-    def tokens(self) -> int:
-        return self.budget.tokens(ITL_S, True, self.now)
+    def tokens(self, waited_s: float = 0.0) -> int:
+        return self.budget.tokens(ITL_S, waited_s, self.now)
 
     def step(self, prompt_tokens: int, decoding: bool = True) -> float:
         seconds = self.step_s * decoding + self.token_s * prompt_tokens
@@ -99,11 +99,8 @@ def test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on(
         machine.step(usual)
     tokens = usual
     for place in places:
-        begun = machine.now
         left_s = machine.step(tokens) * (1 - place)
-        machine.budget.joined(machine.now - left_s)
-        assert machine.now - left_s > begun
-        before, tokens = tokens, machine.tokens()
+        before, tokens = tokens, machine.tokens(left_s)
         assert tokens <= usual + LEAST
         assert left_s + step_s + token_s * tokens <= ITL_S or tokens == 0 or before == 0
         assert tokens or before, "two steps without prompt tokens"
@@ -112,21 +109,39 @@ def test_a_sequence_that_joins_keeps_its_itl_and_prompts_go_on(
     assert machine.tokens() >= usual - LEAST
 
 
-def test_a_sequence_that_joined_and_left_holds_back_no_prompt() -> None:
-    machine = Machine(0.01, 0.001)
-    machine.step(0)
-    machine.budget.joined(machine.now)
-    machine.now += 1.0
-    assert machine.budget.tokens(ITL_S, False, machine.now) >= LEAST
-    machine.step(MOST, decoding=False)
-    assert machine.tokens() >= LEAST
+def test_a_chunk_that_keeps_the_itl_anyway_stays_whole() -> None:
+    machine = Machine(0.01, 0.0001)
+    for _ in range(10):
+        machine.step(machine.tokens())
+    assert machine.tokens() == MOST, "26 of 75 ms"
+    assert machine.tokens(0.03) == MOST
+    assert 0 < machine.tokens(0.06) < MOST
+
+
+def test_answers_that_lose_their_itl_anyway_hold_back_no_prompt() -> None:
+    machine = Machine(0.09, 0.001)
+    for _ in range(10):
+        machine.step(0)
+    assert machine.tokens(0.05) == LEAST
+
+
+def test_a_rate_that_was_measured_long_ago_counts_with_the_answers_of_now() -> None:
+    machine = Machine(0.02, 0.001)
+    machine.step(100, decoding=False)
+    machine.now += 1000.0
+    assert machine.budget.tokens_per_second(ITL_S, 0.0, machine.now) == pytest.approx(1000)
+    machine.step_s = 0.08
+    for _ in range(30):
+        machine.step(0)
+    beside = machine.budget.tokens_per_second(ITL_S, 1.0, machine.now)
+    assert beside == pytest.approx(LEAST / (0.08 + 0.001 * LEAST), rel=0.01)
 
 
 def test_prompts_alone_take_whole_chunks() -> None:
     machine = Machine(0.09, 0.01)
     machine.step(0)
     machine.step(MOST, decoding=False)
-    assert machine.budget.tokens(None, False, machine.now) == MOST
+    assert machine.budget.tokens(None, 0.0, machine.now) == MOST
     assert machine.tokens() == LEAST
 
 
@@ -189,23 +204,64 @@ def test_a_prompt_leaves_the_answers_their_itl() -> None:
     assert all(50 <= chunk <= 55 for chunk in chunks[3:]), "85 ms without 30 ms for the answers"
 
 
-def test_the_first_step_after_a_hand_off_has_fewer_prompt_tokens() -> None:
-    cache = KvCache(4096, BLOCK)
+def handed_over(cache: KvCache, name: str) -> Sequence:
+    one = sequence(name, 9, arrived=2.0)
+    one.take_blocks(cache, 9)
+    one.advance(cache, 8)
+    return one
+
+
+def busy(cache: KvCache) -> DecodeScheduler:
+    """A scheduler with an answer and a long prompt beside it."""
     scheduler = DecodeScheduler(cache, chunk_tokens=MOST, itl_s=ITL_S)
     scheduler.add(sequence("answer", 8, arrived=0.0))
     for _ in range(10):
         run(scheduler)
-    scheduler.add(sequence("long", 5000, arrived=1.0))
+    scheduler.add(sequence("long", 9000, arrived=1.0))
     for _ in range(10):
         run(scheduler)
+    return scheduler
+
+
+def test_the_first_step_after_a_hand_off_has_fewer_prompt_tokens() -> None:
+    cache = KvCache(4096, BLOCK)
+    scheduler = busy(cache)
     usual = max(work.num_tokens for work in run(scheduler))
-    joined = sequence("handed over", 9, arrived=2.0)
-    joined.take_blocks(cache, 9)
-    joined.advance(cache, 8)
-    scheduler.join(joined, now=-0.04)
+    scheduler.join(handed_over(cache, "a"), now=-0.04)
     chunks = [max(work.num_tokens for work in run(scheduler)) for _ in range(2)]
     assert 0.25 * usual < chunks[0] < 0.75 * usual
     assert chunks[1] >= 0.8 * usual
+
+
+def test_each_of_two_hand_offs_in_succession_keeps_its_itl() -> None:
+    """The second one comes while the first one has its first step."""
+    cache = KvCache(4096, BLOCK)
+    scheduler = busy(cache)
+    usual = max(work.num_tokens for work in run(scheduler))
+    chunks = []
+    scheduler.join(handed_over(cache, "a"), now=-0.03)
+    for name in "bc":
+        batch = scheduler.next(now=0.0)
+        chunks.append(max(work.num_tokens for work in batch))
+        scheduler.join(handed_over(cache, name), now=-0.03)
+        scheduler.ran(batch, 0.05, now=0.05)
+        scheduler.complete(batch)
+    chunks.append(max(work.num_tokens for work in run(scheduler)))
+    assert all(0 < chunk < 0.75 * usual for chunk in chunks)
+
+
+def test_a_hand_off_that_ends_before_its_first_step_holds_back_no_prompt() -> None:
+    cache = KvCache(4096, BLOCK)
+    scheduler = busy(cache)
+    usual = max(work.num_tokens for work in run(scheduler))
+    (answer,) = (one for one in scheduler if one.spec.request_id == "answer")
+    scheduler.remove(answer)
+    gone = handed_over(cache, "gone")
+    scheduler.join(gone, now=-20.0)
+    scheduler.remove(gone)
+    assert max(work.num_tokens for work in run(scheduler)) == MOST
+    scheduler.join(handed_over(cache, "next"), now=0.0)
+    assert max(work.num_tokens for work in run(scheduler)) >= 0.5 * usual
 
 
 @pytest.mark.parametrize(

@@ -135,31 +135,6 @@ def test_an_unmeasured_decode_worker_counts_as_half_as_fast_as_the_prefill_worke
         assert path(decide(prefill, replace(DECODE, prompt_rate=rate), num_tokens=1100)) == expected
 
 
-@pytest.mark.parametrize(
-    ("past_rate", "expected"),
-    [(0.0, "disaggregated"), (400.0, "disaggregated"), (900.0, "local")],
-)
-def test_a_decode_worker_that_computed_no_prompt_lately_counts_as_fast_as_it_was(
-    past_rate: float, expected: str
-) -> None:
-    """A low rate of the past keeps no prompt away for which an unmeasured worker would do."""
-    prefill = replace(PREFILL, queued_tokens=1000)
-    idle = replace(DECODE, prompt_rate=None, past_rate=past_rate)
-    assert path(decide(prefill, idle, num_tokens=1100)) == expected
-    late = replace(prefill, queued_tokens=2000)
-    assert path(decide(late, idle, num_tokens=1100)) == "local"
-
-
-def test_the_router_remembers_the_last_rate_of_a_worker() -> None:
-    dispatcher = VirtualCluster(prefill=1, decode=1).dispatcher
-    worker = dispatcher._workers.get("d0")
-    assert worker is not None
-    for rate, expected in ((None, 0.0), (500.0, 500.0), (None, 500.0), (0.0, 500.0), (1e99, 500.0)):
-        load = replace(worker.info.load, prompt_tokens_per_second=rate)
-        dispatcher.workers_changed([replace(worker.info, load=load)], 0.0)
-        assert worker.past_rate == expected
-
-
 def test_the_worker_that_is_predicted_gets_the_prompt() -> None:
     slow = replace(PREFILL, worker_id="slow", prompt_rate=400.0)
     fast = replace(PREFILL, worker_id="fast", queued_tokens=100)
