@@ -145,24 +145,31 @@ def _weights(adapter: str) -> str:
     return f"version {adapter[:8]} of an adapter" if adapter else "the base model"
 
 
-def check_text(field: str, text: str) -> None:
-    """Raises InvalidArgument for text that is empty, contains NUL, or is not valid Unicode."""
+def check_text(field: str, text: str, place: str = "", *, nul: bool = False) -> None:
+    """Raises InvalidArgument for text that is empty, contains NUL, or is not valid Unicode.
+
+    place: of the text within the field. nul: allows NUL, for texts that the model reads: the output
+    of tools may have it.
+    """
     if not text:
         raise InvalidArgument(f"{field} is empty; give at least one character", field=field)
-    if "\0" in text:
+    if "\0" in text and not nul:
         raise InvalidArgument(
-            f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field
+            f"{field}{place} has a NUL character at {text.index(chr(0))}; remove it", field=field
         )
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"{field} contains an unpaired surrogate; send valid Unicode", field=field
+            f"{field}{place} contains an unpaired surrogate at {error.start}; send valid Unicode",
+            field=field,
         ) from None
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Checks a conversation. Raises InvalidArgument as check_text does; content may be empty."""
+    """Checks a conversation. Raises InvalidArgument as check_text does. Texts that the model reads
+    may be empty and contain NUL.
+    """
     if len(messages) > MAX_MESSAGES:
         raise InvalidArgument(
             f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages"
@@ -179,15 +186,26 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidArgument(
                 f"messages[{position}] has no content; give text, or tool_calls", field="messages"
             )
-        for text in filter(None, _texts(one)):
-            check_text("messages", text)
+        for name, text in _names(one):
+            if text:
+                check_text("messages", text, f"[{position}].{name}")
+        for name, text in _texts(one):
+            if text:
+                check_text("messages", text, f"[{position}].{name}", nul=True)
 
 
-def _texts(message: ChatMessage) -> Iterator[str | None]:
-    yield from (message.role, message.content, message.reasoning)
-    yield from (message.tool_call_id, message.name)
-    for call in message.tool_calls:
-        yield from (call.id, call.name, call.arguments)
+def _names(message: ChatMessage) -> Iterator[tuple[str, str | None]]:
+    yield from (("role", message.role), ("name", message.name))
+    yield "tool_call_id", message.tool_call_id
+    for number, call in enumerate(message.tool_calls):
+        yield f"tool_calls[{number}].id", call.id
+        yield f"tool_calls[{number}].name", call.name
+
+
+def _texts(message: ChatMessage) -> Iterator[tuple[str, str | None]]:
+    yield from (("content", message.content), ("reasoning", message.reasoning))
+    for number, call in enumerate(message.tool_calls):
+        yield f"tool_calls[{number}].arguments", call.arguments
 
 
 def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> None:
@@ -305,7 +323,7 @@ def _check_source(request: GenerateRequest) -> None:
             field=given[-1] if given else "prompt",
         )
     if request.prompt is not None:
-        check_text("prompt", request.prompt)
+        check_text("prompt", request.prompt, nul=True)
     check_messages(request.messages)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 # With these, several subschemas may apply to one object.
 _COMBINED = frozenset(
@@ -38,25 +40,36 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schema with `additionalProperties: false` in the objects that only declare
     properties, so that an answer has no others.
 
-    A schema in which an object may be declared in several places is returned unchanged: a value
-    that one of them declares would be forbidden by another. The values of the result are values of
-    the schema.
+    A part in which an object may be declared in several places stays as it is: a value that one of
+    them declares would be forbidden by another. If such a part refers to others, the whole schema
+    does. The values of the result are values of the schema.
     """
-    return dict(schema) if _is_combined(schema) else _closed(schema)
+    return dict(schema) if any(map(_refers, _combined_parts(schema))) else _closed(schema)
 
 
-def _is_combined(schema: Any) -> bool:
-    """Returns whether a part of the schema may apply beside another one to the same object."""
+def _combined_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the outermost parts of the schema that may apply beside others to the same object."""
     if not isinstance(schema, Mapping):
-        return False
+        return
     if _combines(schema):
-        return True
+        yield schema
+        return
     parts: list[Any] = [schema.get(name) for name in _ONE]
     for name in _LISTS:
         parts += _list(schema.get(name))
     for name in _MAPPINGS:
         parts += _mapping(schema.get(name)).values()
-    return any(_is_combined(one) for one in parts)
+    for one in parts:
+        yield from _combined_parts(one)
+
+
+def _refers(part: Any) -> bool:
+    """Whether there is a reference anywhere in the part."""
+    if isinstance(part, list):
+        return any(map(_refers, part))
+    if not isinstance(part, Mapping):
+        return False
+    return not _REFERENCES.isdisjoint(part) or any(map(_refers, part.values()))
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
@@ -69,7 +82,7 @@ def _combines(schema: Mapping[str, Any]) -> bool:
 
 
 def _closed(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or _combines(schema):
         return schema
     found = dict(schema)
     for name in _ONE:

@@ -116,7 +116,7 @@ class HttpEndpoint:
                 check_messages(messages)
                 tokens = await text.encode_chat(messages, tenant, bound)
             else:
-                check_text("prompt", asked.prompt)
+                check_text("prompt", asked.prompt, nul=True)
                 special = asked.add_special_tokens is not False
                 tokens = await text.encode(asked.prompt, special, tenant, bound)
         spell = text.spell if asked.return_token_strs else None

@@ -7,6 +7,7 @@ ignored.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -27,6 +28,8 @@ _FORBIDDEN = {
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
 }
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
+# What pydantic names instead of a key where a value may have several types.
+_TYPE = re.compile(r"<|(?:dict|list|tuple)\[")
 # pydantic's words, and those of kvrelay's errors.
 _WORDS = {
     "Input should": "it must",
@@ -121,7 +124,7 @@ def _refusal(error: ValidationError) -> KvRelayError:
     vague = ("missing", "string_type")
     found = error.errors(include_url=False)
     wrong = max(found, key=lambda one: (len(one["loc"]), one["type"] not in vague))
-    field, *inner = (one for one in wrong["loc"] if not str(one).startswith("<"))
+    field, *inner = (one for one in wrong["loc"] if not _TYPE.match(str(one)))
     field = str(field)[:60]
     where = field + "".join(map(_step, inner))
     told, value = wrong["msg"], shown(wrong["input"])

@@ -277,6 +277,8 @@ class _Parser:
     def _wrong(self, expected: str) -> InvalidArgument:
         if not self._text:
             return InvalidArgument("the body is empty; send a JSON object")
+        if self._text.startswith("\ufeff"):
+            return InvalidArgument("the body begins with a byte order mark; send UTF-8 without it")
         return InvalidArgument(
             f"the body is not valid JSON: expected {expected} at character {self._at}"
         )

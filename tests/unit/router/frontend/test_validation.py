@@ -14,7 +14,7 @@ from kvrelay.config.model_sections import ModelConfig
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.sampling_limits import check_params, check_sizes
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types.chat import ChatMessage
+from kvrelay.types.chat import ChatMessage, ToolCall
 from kvrelay.types.requests import SamplingParams
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.frontend.model_card import ModelCard
@@ -41,6 +41,8 @@ def sampling(**options: Any) -> GenerateRequest:
         sampling(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=1.3),
         sampling(logit_bias=tuple((one, -100.0) for one in range(300))),
         replace(GOOD, request_id="x" * 128, priority=-5),
+        replace(GOOD, prompt="a\0b"),
+        GenerateRequest(messages=(ChatMessage("tool", "ELF\0\1"), ChatMessage("user", "\0"))),
     ],
 )
 def test_good_requests_pass(request_: GenerateRequest) -> None:
@@ -52,11 +54,10 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
     [
         (GenerateRequest(), "prompt"),
         (replace(GOOD, prompt=""), "prompt"),
-        (replace(GOOD, prompt="a\0b"), "prompt"),
         (replace(GOOD, prompt="half \ud83d pair"), "prompt"),
         (replace(GOOD, token_ids=(1,)), "token_ids"),
         (replace(GOOD, messages=(ChatMessage("user", "x"),)), "messages"),
-        (GenerateRequest(messages=(ChatMessage("user", "x\0"),)), "messages"),
+        (GenerateRequest(messages=(ChatMessage("us\0er", "x"),)), "messages"),
         (GenerateRequest(messages=(ChatMessage("", "x"),)), "messages"),
         (GenerateRequest(token_ids=(1, -1)), "token_ids"),
         (GenerateRequest(token_ids=(CARD.vocab_size,)), "token_ids"),
@@ -120,6 +121,13 @@ def test_bad_fields_are_named(bad: GenerateRequest, field: str) -> None:
         check_request(bad, CARD)
     assert caught.value.field == field
     assert len(caught.value.message) < 300
+
+
+def test_the_place_of_bad_text_in_a_conversation_is_told() -> None:
+    call = ToolCall("1", "f", "half \ud83d")
+    messages = (ChatMessage("user", "x"), ChatMessage("assistant", None, tool_calls=(call,)))
+    with pytest.raises(InvalidArgument, match=r"messages\[1\]\.tool_calls\[0\]\.arguments .* at 5"):
+        check_request(GenerateRequest(messages=messages), CARD)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def parse_messages(body: Json, request_id: str = "") -> Completion:
     use = _tool_use(request)
     field, guidance = _guidance(request, use)
     sampling = SamplingOptions(
-        max_tokens=request.max_tokens,
+        max_tokens=min(request.max_tokens, INT32),
         temperature=request.temperature,
         top_p=request.top_p,
         # Both -1 and 0 disable top_k.

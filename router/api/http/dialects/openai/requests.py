@@ -143,9 +143,7 @@ def chat_messages(messages: list[Message]) -> tuple[ChatMessage, ...]:
     return tuple(
         ChatMessage(
             role=one["role"],
-            content="".join(part["text"] for part in content)
-            if isinstance(content := one.get("content"), list)
-            else content,
+            content=_content(one),
             tool_calls=tuple(
                 ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
                 for call in one.get("tool_calls") or ()
@@ -156,6 +154,16 @@ def chat_messages(messages: list[Message]) -> tuple[ChatMessage, ...]:
         )
         for one in messages
     )
+
+
+def _content(message: Message) -> str | None:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    if content is None and message["role"] == "assistant" and not message.get("tool_calls"):
+        # An answer that max_tokens has cut before its first text, which clients send back as it is.
+        return ""
+    return content
 
 
 def _completion(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.sampling_limits import INT32
 from kvrelay.types.chat import ChatMessage, ChatOptions
 from kvrelay.types.requests import Guidance
 from kvrelay.wire.inference import SamplingOptions
@@ -58,8 +59,10 @@ def parse_response(body: Json, request_id: str = "") -> Completion:
     scored = LOGPROBS in (request.include or ())
     if request.top_logprobs and not scored:
         raise InvalidArgument(f"top_logprobs needs {LOGPROBS} in include", field="top_logprobs")
+    most = request.max_output_tokens
     sampling = SamplingOptions(
-        max_tokens=request.max_output_tokens,
+        # Larger values are cut to the context, too.
+        max_tokens=None if most is None else min(most, INT32),
         temperature=request.temperature,
         top_p=request.top_p,
         # Both -1 and 0 disable top_k.

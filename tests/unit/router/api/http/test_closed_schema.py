@@ -136,7 +136,8 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
         {"type": "object", "properties": {}},
         {"allOf": [OBJECT, {"properties": {"b": {}}}]},
         {"$ref": "#/$defs/d", "properties": {"b": {}}, "$defs": {"d": OBJECT}},
-        {"properties": {"x": {"anyOf": [OBJECT], "required": ["b"]}}},
+        {"anyOf": [OBJECT], "required": ["b"]},
+        {"properties": {"x": {"allOf": [{"$ref": "#/properties/y"}]}, "y": OBJECT}},
     ],
 )
 def test_unchanged(schema: dict[str, Any]) -> None:
@@ -156,3 +157,19 @@ def test_schema_as_pydantic_writes_it() -> None:
     assert found["additionalProperties"] is False
     assert found["$defs"]["Day"]["additionalProperties"] is False
     assert "additionalProperties" not in schema
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        {"oneOf": [{"const": "a"}, {"const": "b"}]},
+        {"anyOf": [{"const": "a"}], "type": "string"},
+        {"type": "object", "properties": {"c": {}}, "not": {"required": ["d"]}},
+    ],
+)
+def test_a_combined_part_opens_itself_only(combined: dict[str, Any]) -> None:
+    plain = {"type": "object", "properties": {"c": {"const": 1}}}
+    found = closed({"type": "object", "properties": {"a": combined, "b": plain}})
+    assert found["additionalProperties"] is False
+    assert found["properties"]["b"]["additionalProperties"] is False
+    assert found["properties"]["a"] == combined

@@ -213,3 +213,12 @@ def test_tokens_of_reasoning_are_those_of_the_responses_that_tell_it() -> None:
     for one in responses(["<think>", "Rain", "?", "</think>", "\n\nIt ", "rains"]):
         answer.hear(one)
     assert answer.reasoning_tokens == 3
+
+
+@pytest.mark.parametrize("most", [2**31 - 1, 2**31, 2**53 - 1, 10**30])
+def test_a_longer_answer_than_any_context_may_be_asked_for(most: int) -> None:
+    """These dialects cut it to the context."""
+    turn = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": most}
+    asked = {"model": "demo", "input": "a", "max_output_tokens": most}
+    for completion in (parse_messages(turn), parse_response(asked)):
+        assert completion.requests[0].sampling.max_tokens == 2**31 - 1

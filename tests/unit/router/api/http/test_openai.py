@@ -211,7 +211,7 @@ async def freed(router: RouterHarness) -> None:
         (body(n=10**9), 400, "n"),
         (body(n=0), 400, "n"),
         (body(""), 400, "prompt"),
-        (body("a\0b"), 400, "prompt"),
+        (body("a", stop=["b\0"]), 400, "stop"),
         (body([2**63]), 400, "prompt"),
         (body(max_tokens=-1), 400, "max_tokens"),
         (body(top_p=0), 400, "top_p"),
@@ -347,6 +347,22 @@ async def test_bodies_that_are_not_clean_json(http: httpx.AsyncClient, content: 
         400,
         "invalid_request_error",
     )
+
+
+async def test_a_byte_order_mark_is_told(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", content=b'\xef\xbb\xbf{"prompt": "a"}')
+    assert "byte order mark" in response.json()["error"]["message"]
+
+
+async def test_a_prompt_may_have_nul(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json=body("a\0b"))
+    asked = await http.post("/tokenize", json={"prompt": "a\0b"})
+    assert response.json()["usage"]["prompt_tokens"] == asked.json()["count"]
+
+
+async def test_the_type_of_a_value_is_no_part_of_its_place(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json=body(structured_outputs={"json": 5}))
+    assert response.json()["error"]["message"].startswith("structured_outputs.json is 5; it must")
 
 
 async def test_methods(http: httpx.AsyncClient) -> None:

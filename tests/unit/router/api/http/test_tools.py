@@ -195,8 +195,8 @@ def named(name: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"chat_template_kwargs": {"tools": []}}, 403, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 5000}}, 400, "chat_template_kwargs"),
-        ({"messages": [{"role": "assistant", "content": None}]}, 400, "messages"),
-        ({"messages": [{"role": "assistant"}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, "messages"),
+        ({"messages": [{"role": "tool"}]}, 400, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages"),
     ],
 )
@@ -207,6 +207,25 @@ async def test_refused(
     async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
         response = await http.post("/v1/chat/completions", json={"messages": QUESTION} | more)
     assert (response.status_code, response.json()["error"]["param"]) == (status, field)
+
+
+@pytest.mark.parametrize("reasoning", [None, "hm"])
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
+async def test_an_answer_that_was_cut_before_its_text_may_be_sent_back(
+    router: RouterHarness, content: dict[str, Any], reasoning: str | None
+) -> None:
+    cut = {"role": "assistant", "reasoning_content": reasoning} | content
+    messages = [*QUESTION, cut, {"role": "user", "content": "Go on."}]
+    async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
+        response = await http.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 2, "seed": 1}
+        )
+        empty = [*QUESTION, cut | {"content": ""}, {"role": "user", "content": "Go on."}]
+        same = await http.post(
+            "/v1/chat/completions", json={"messages": empty, "max_tokens": 2, "seed": 1}
+        )
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"] == same.json()["usage"], "no template writes None"
 
 
 async def test_tools_that_are_too_long(router: RouterHarness) -> None:
