@@ -14,6 +14,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Users do not have it, and with it no test sees what stays in a buffer.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # As in kvrelay's own processes: a fork must not stop the gRPC servers of the tests.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")

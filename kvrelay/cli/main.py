@@ -145,6 +145,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     try:
         code = app(args=list(arguments), prog_name="kvrelay", standalone_mode=False)
+        _flush_output()
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else _command_of(arguments)
@@ -174,11 +175,32 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
+        _drop_output()
         where = f"{error.filename}: " if error.filename else "the output: "
         return _fail(1, f"{where}{error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0
+
+
+def _flush_output() -> None:
+    """Writes what is left in the buffer of the output. A pipe or a terminal that is closed needs no
+    more. Raises OSError, as for a full disk.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+
+
+def _drop_output() -> None:
+    """Drops what cannot be written. Python would try it again at the end of the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _subcommands_with(error: Any) -> list[str]:

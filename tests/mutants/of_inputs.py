@@ -476,7 +476,7 @@ MUTANTS = (
     Mutant(
         "an object that several schemas describe is not closed",
         "router/api/http/closed_schema.py",
-        "return dict(schema) if _is_combined(schema) else _closed(schema)",
+        "return dict(schema) if any(map(_refers, _combined_parts(schema))) else _closed(schema)",
         "return _closed(schema)",
         (f"{_ROUTES}/test_closed_schema.py::test_unchanged",),
     ),

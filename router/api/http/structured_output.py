@@ -17,6 +17,7 @@ from kvrelay.engine.sampling.schema_numbers import with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
 from kvrelay.types.requests import Guidance
+from router.api.http.annotations import without_annotations
 from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
 from router.api.http.closed_schema import closed
@@ -188,7 +189,9 @@ def _are_long(use: ToolUse) -> bool:
 def _definitions(use: ToolUse) -> dict[str, Any]:
     """Returns the schemas of the arguments of each function."""
     return {
-        str(number): _moved(closed(_parameters(one["function"])), f"#/$defs/{number}")
+        str(number): _moved(
+            closed(without_annotations(_parameters(one["function"]))), f"#/$defs/{number}"
+        )
         for number, one in enumerate(use.tools)
     }
 
@@ -255,7 +258,7 @@ def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:
     """
     if is_longer(schema, MAX_GUIDANCE):
         raise _too_long(field)
-    return guidance_of_schema(closed(schema))
+    return guidance_of_schema(closed(without_annotations(schema)))
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:

@@ -191,6 +191,22 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.stderr == "kvrelay: the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["version", "plan --help", "serve --help"])
+def test_a_pipe_that_nobody_reads_is_no_error(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvrelay", *command.split()],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.stderr == ""
+    assert done.returncode in (0, 1), "not that of Python for a failed flush"
+
+
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

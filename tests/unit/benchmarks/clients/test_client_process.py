@@ -16,7 +16,7 @@ sys.path.insert(0, {folder!r})
 from case_server import serve_cases
 
 def said(server):
-    print("noise")
+    print("noise", flush=True)
     return [server.openai, server.model]
 
 def wrong(server):
