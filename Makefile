@@ -11,7 +11,7 @@ help:
 
 # Reinstalls only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV): about 2 GiB, some minutes"
+	@echo "Installing into $(VENV), some minutes: 2 GiB, or 6 GiB if pip takes torch with CUDA"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@touch $@

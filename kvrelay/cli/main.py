@@ -187,6 +187,9 @@ def _flush_output() -> None:
     """Writes what is left in the buffer of the output. A pipe or a terminal that is closed needs no
     more. Raises OSError, as for a full disk.
     """
+    if sys.stdout is None:
+        # The shell has closed it.
+        return
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -252,9 +255,10 @@ def prepare() -> None:
     if Path.cwd() != _ROOT:
         os.environ["PYTHONSAFEPATH"] = "1"
     for stream in (sys.stdout, sys.stderr):
-        # A terminal may not know each character of a table.
+        # A terminal may not know each character of a table. In a file of both streams, lines keep
+        # their order.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace", line_buffering=True)
     if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
+from kv_transfer.blocks.block_copy import without_kernel
 from kv_transfer.prefix_export import PrefixExport
 from kvrelay.engine.sampling.matcher import Matcher
 from kvrelay.engine.sampling.sampler import Sampled
@@ -304,6 +305,8 @@ class Worker:
             self.context.engine.shutdown()
 
     async def _run_steps(self) -> None:
+        # On a new machine this compiles the kernel that copies blocks: no hand-off waits for that.
+        await asyncio.to_thread(without_kernel)
         await self.context.engine.warm_up()
         self.state_changed.set()
         await self._steps.run()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,14 @@ def test_a_full_disk_is_one_line() -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "kvrelay: the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("command", ["version", "--help"])
+def test_streams_that_are_closed_are_no_error(command: str, closed: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m kvrelay {command} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["version", "plan --help", "serve --help"])

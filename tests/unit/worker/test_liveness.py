@@ -12,6 +12,7 @@ import grpc
 import pytest
 from support.worker_harness import Session, workers
 
+from kv_transfer.blocks.block_copy import without_kernel
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner
@@ -23,6 +24,7 @@ from kvrelay.types.requests import SamplingParams, SequenceSpec
 from kvrelay.types.workers import WorkerInfo
 from kvrelay.worker.runtime import process
 from kvrelay.worker.steps import step_watch
+from kvrelay.worker.steps.engine_thread import EngineThread
 from kvrelay.worker.steps.step_watch import StepHung
 from kvrelay.worker_messages import Refused, RunLocal
 
@@ -46,6 +48,24 @@ async def until_state(registry: Registry, state: str) -> WorkerInfo:
                 if info.state == state:
                     return info
             await asyncio.sleep(0.05)
+
+
+async def test_a_worker_is_ready_once_the_kernel_of_hand_offs_is_compiled(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a new machine the first hand-off would wait for the compiler."""
+    compiled: list[EngineThread] = []
+    warm_up = EngineThread.warm_up
+
+    async def after_the_kernel(engine: EngineThread) -> None:
+        assert without_kernel.cache_info().currsize, "compiled, or known to be unavailable"
+        compiled.append(engine)
+        await warm_up(engine)
+
+    without_kernel.cache_clear()
+    monkeypatch.setattr(EngineThread, "warm_up", after_the_kernel)
+    async with workers(tiny_model(), CONFIG, "decode-0"):
+        assert compiled
 
 
 async def test_a_step_that_hangs_ends_its_sessions_and_its_worker(
@@ -137,6 +157,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import configure_logging
 from kvrelay.worker.steps import step_watch
+from kvrelay.worker.steps.engine_thread import EngineThread
 from kvrelay.worker.runtime.process import run_in_process
 from kvrelay.worker.runtime.settings import WorkerSettings
 import decode_worker.main
