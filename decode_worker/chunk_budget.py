@@ -55,7 +55,7 @@ class ChunkBudget:
             return self._most
         wanted = self._estimate(_STEP_SHARE * itl_s, now)
         # Steps of the same size are faster, and a chunk should fill its blocks.
-        self._given = self._whole_blocks(min(self._most, max(self._least, wanted)))
+        self._given = self._whole_blocks(self._within(wanted))
         prompts_s = _STEP_SHARE * itl_s - self._step_s
         if waited_s <= 0 or prompts_s <= 0 or self._paused:
             self._paused = False
@@ -100,7 +100,7 @@ class ChunkBudget:
             return 0.0
         if rate is None or itl_s is None:
             return rate
-        tokens_now = self._within(itl_s, now)
+        tokens_now = self._within(self._estimate(_STEP_SHARE * itl_s, now))
         return tokens_now / (self._step_s + tokens_now / rate)
 
     def _known_rate(self, now: float) -> float | None:
@@ -116,9 +116,8 @@ class ChunkBudget:
     def _takes_all(answers_s: float, itl_s: float | None) -> bool:
         return itl_s is not None and answers_s >= _STEP_SHARE * itl_s
 
-    def _within(self, itl_s: float, now: float) -> float:
-        """The prompt tokens that leave the ITL, within the bounds."""
-        return min(self._most, max(self._least, self._estimate(_STEP_SHARE * itl_s, now)))
+    def _within(self, tokens: float) -> float:
+        return min(self._most, max(self._least, tokens))
 
     def _estimate(self, aim_s: float, now: float) -> float:
         rate = self._known_rate(now) or 0.0

@@ -175,9 +175,10 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
+        if error.filename:
+            return _fail(1, f"{error.filename}: {error.strerror}")
         _drop_output()
-        where = f"{error.filename}: " if error.filename else "the output: "
-        return _fail(1, f"{where}{error.strerror}")
+        return _fail(1, f"the output: {error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0

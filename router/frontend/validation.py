@@ -186,26 +186,22 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidArgument(
                 f"messages[{position}] has no content; give text, or tool_calls", field="messages"
             )
-        for name, text in _names(one):
+        for name, text, nul in _texts(one):
             if text:
-                check_text("messages", text, f"[{position}].{name}")
-        for name, text in _texts(one):
-            if text:
-                check_text("messages", text, f"[{position}].{name}", nul=True)
+                check_text("messages", text, f"[{position}].{name}", nul=nul)
 
 
-def _names(message: ChatMessage) -> Iterator[tuple[str, str | None]]:
-    yield from (("role", message.role), ("name", message.name))
-    yield "tool_call_id", message.tool_call_id
+def _texts(message: ChatMessage) -> Iterator[tuple[str, str | None, bool]]:
+    """Yields the texts of a message with their places, and whether they may contain NUL."""
+    yield "role", message.role, False
+    yield "content", message.content, True
+    yield "reasoning", message.reasoning, True
+    yield "tool_call_id", message.tool_call_id, False
+    yield "name", message.name, False
     for number, call in enumerate(message.tool_calls):
-        yield f"tool_calls[{number}].id", call.id
-        yield f"tool_calls[{number}].name", call.name
-
-
-def _texts(message: ChatMessage) -> Iterator[tuple[str, str | None]]:
-    yield from (("content", message.content), ("reasoning", message.reasoning))
-    for number, call in enumerate(message.tool_calls):
-        yield f"tool_calls[{number}].arguments", call.arguments
+        yield f"tool_calls[{number}].id", call.id, False
+        yield f"tool_calls[{number}].name", call.name, False
+        yield f"tool_calls[{number}].arguments", call.arguments, True
 
 
 def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> None:

@@ -257,9 +257,8 @@ async def test_a_store_that_has_to_forget_too_many_blocks_is_not_read(
             assert await tier.read(number) == []
 
 
-async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Holds what a store has returned. The events: a read is held, and reads go on."""
     began, goes_on, get = asyncio.Event(), asyncio.Event(), store_link.StoreLink.get
 
     async def slow(*arguments: Any) -> list[StoredBlock]:
@@ -269,6 +268,13 @@ async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
         return found
 
     monkeypatch.setattr(store_link.StoreLink, "get", slow)
+    return began, goes_on
+
+
+async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on = hold_reads(monkeypatch)
     async with store() as (address, _), remote(address) as tier:
         await tier.opened()
         await tier.put(in_doubt(1))
@@ -386,19 +392,11 @@ async def test_the_newest_doubts_are_remembered(monkeypatch: pytest.MonkeyPatch)
 async def test_a_copy_that_is_offered_while_another_one_is_read_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    began, goes_on, get = asyncio.Event(), asyncio.Event(), store_link.StoreLink.get
-
-    async def slow(*arguments: Any) -> list[StoredBlock]:
-        found = await get(*arguments)
-        began.set()
-        await goes_on.wait()
-        return found
-
     async with store() as (address, _), remote(address) as tier:
         await tier.opened()
         tier.tier.forget(key(1))
         await tier.put(stored(1))
-        monkeypatch.setattr(store_link.StoreLink, "get", slow)
+        began, goes_on = hold_reads(monkeypatch)
         reading = asyncio.create_task(tier.read(1))
         await began.wait()
         tier.tier._links[address]._known.clear()
