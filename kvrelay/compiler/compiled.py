@@ -161,18 +161,31 @@ def build(
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Creates the folder and waits until no other process builds in it."""
+    """Creates the folder and waits until no other process builds in it. The one that built removes
+    the folder, at any moment of another's attempt: it is created anew then.
+    """
     while True:
-        folder.mkdir(exist_ok=True, mode=0o700)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The builder before may have removed the folder.
-            if folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            if _is_open_as(descriptor, folder):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _is_open_as(descriptor: int, folder: Path) -> bool:
+    """Returns whether the folder is still the one that was opened."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _make(command: list[str], target: Path, timeout_s: float, folder: Path | None = None) -> None:

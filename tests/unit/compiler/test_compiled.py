@@ -40,6 +40,17 @@ from pathlib import Path
 from kvrelay.compiler.compiled import build
 build([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]))
 """
+# Each in its turn finds the folder new, made by another, or about to be removed.
+_TURNS = """
+import shutil, sys
+from pathlib import Path
+from kvrelay.compiler.compiled import _only_builder
+folder = Path(sys.argv[1])
+for _ in range(500):
+    with _only_builder(folder):
+        (folder / "alone").touch(exist_ok=False)
+        shutil.rmtree(folder)
+"""
 
 
 @pytest.fixture
@@ -73,6 +84,12 @@ def test_of_several_processes_one_compiles(tmp_path: Path, command: list[str]) -
     assert compiled_files(tmp_path) == ["fast", "slow"]
     assert (tmp_path / "made.so").is_file()
     assert not list(tmp_path.glob("*.build"))
+
+
+def test_a_folder_that_its_builder_removes_at_any_moment_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _TURNS, str(tmp_path / "made.build")]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
 
 
 def test_a_killed_process_leaves_no_compiler_and_the_next_one_goes_on(
