@@ -3,8 +3,9 @@
     python benchmarks/first_requests.py
 
 Each kind gets clusters of its own, so nothing that an earlier kind warmed up helps it. Figures are
-medians over the clusters. Prompts of a kind have the same length and no common prefix. All kinds
-take about half an hour.
+medians over the clusters: until the first text, and from the first text to the next, which is what
+a client sees of the hand-off. Prompts of a kind have the same length and no common prefix. All
+kinds take about half an hour.
 """
 
 from __future__ import annotations
@@ -120,17 +121,17 @@ KINDS: dict[str, Callable[[Random], tuple[str, Body]]] = {
 }
 
 
-async def first_byte(http: httpx.AsyncClient, path: str, body: Body) -> float:
-    """Seconds until the first event of the answer that carries text, or the whole answer."""
-    start = time.perf_counter()
-    first = None
+async def gaps(http: httpx.AsyncClient, path: str, body: Body) -> tuple[float, float | None]:
+    """Seconds until the first event of the answer that carries text, or until the whole answer if
+    none does, and from there to the next such event, if any.
+    """
+    texts = [time.perf_counter()]
     async with http.stream("POST", path, json={"model": "demo", **body}) as answer:
         if answer.status_code != 200:
             raise typer.BadParameter(f"{path}: {(await answer.aread()).decode()}")
-        async for line in answer.aiter_lines():
-            if first is None and has_text(line):
-                first = time.perf_counter() - start
-    return time.perf_counter() - start if first is None else first
+        texts += [time.perf_counter() async for line in answer.aiter_lines() if has_text(line)]
+    texts.append(time.perf_counter())
+    return texts[1] - texts[0], texts[2] - texts[1] if len(texts) > 3 else None
 
 
 def has_text(line: str) -> bool:
@@ -144,23 +145,50 @@ def has_text(line: str) -> bool:
     return str(event.get("type", "")).endswith("delta")
 
 
-async def measure(kind: str, random: Random) -> list[float]:
-    """Seconds to the first text of each of REQUESTS requests on a new cluster, which finds no
-    compiled kernels, as on a new machine.
+async def measure(kind: str, random: Random) -> list[tuple[float, float | None]]:
+    """`gaps` of each of REQUESTS requests on a new cluster, which finds no compiled kernels, as on
+    a new machine.
     """
     with TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         return await _measured(kind, random)
 
 
-async def _measured(kind: str, random: Random) -> list[float]:
+async def _measured(kind: str, random: Random) -> list[tuple[float, float | None]]:
     async with (
         LocalCluster(load_config(None, OWN_CLUSTER), quiet=True) as cluster,
         httpx.AsyncClient(base_url=cluster.endpoints.http, timeout=60) as http,
     ):
         # The connection is not what is measured.
         await http.get("/health")
-        return [await first_byte(http, *KINDS[kind](random)) for _ in range(REQUESTS)]
+        return [await gaps(http, *KINDS[kind](random)) for _ in range(REQUESTS)]
+
+
+class Row:
+    """One gap of one kind of request, in seconds: the first, the second, and the usual one. Each
+    run has the gaps of REQUESTS requests.
+    """
+
+    def __init__(self, runs: list[list[float]]) -> None:
+        self.first, self.second = (statistics.median(run[n] for run in runs) for n in (0, 1))
+        self.usual = statistics.median(s for run in runs for s in run[-REPEATS:])
+
+    @property
+    def ratio(self) -> float:
+        return self.first / self.usual
+
+    def cells(self) -> list[str]:
+        times = (self.first, self.second, self.usual)
+        return [*(f"{1000 * s:.1f}" for s in times), f"{self.ratio:.2f}"]
+
+
+def rows(runs: list[list[tuple[float, float | None]]]) -> dict[str, Row]:
+    """Returns the rows of a kind by the name of the gap."""
+    found = {"first text": Row([[first for first, _ in run] for run in runs])}
+    nexts = [[gap for _, gap in run if gap is not None] for run in runs]
+    if all(len(run) == REQUESTS for run in nexts):
+        found["next text"] = Row(nexts)
+    return found
 
 
 def main(
@@ -174,17 +202,14 @@ def main(
     """Measure each kind of request. The exit code is 1 if a ratio is larger than --limit."""
     if unknown := set(kind or ()) - KINDS.keys():
         raise typer.BadParameter(f"{unknown.pop()!r} is unknown; allowed are {', '.join(KINDS)}.")
-    table = Table("kind", "first, ms", "second", f"median of the last {REPEATS}", "first / median")
-    random, slow = Random(seed), []
+    titles = ("first, ms", "second", f"median of the last {REPEATS}", "first / median")
+    table = Table("kind", "until", *titles)
+    random, slow = Random(seed), False
     for name in kind or KINDS:
         starts = track(range(clusters), name, console=Console(stderr=True))
-        runs = [asyncio.run(measure(name, random)) for _ in starts]
-        first, second = (statistics.median(times[n] for times in runs) for n in (0, 1))
-        usual = statistics.median(s for times in runs for s in times[-REPEATS:])
-        ratio = first / usual
-        table.add_row(name, *(f"{1000 * s:.1f}" for s in (first, second, usual)), f"{ratio:.2f}")
-        if ratio > limit:
-            slow.append(name)
+        for until, row in rows([asyncio.run(measure(name, random)) for _ in starts]).items():
+            table.add_row(name, until, *row.cells())
+            slow |= row.ratio > limit
     Console().print(table)
     if slow:
         raise SystemExit(1)

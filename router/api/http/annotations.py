@@ -5,7 +5,6 @@ llguidance refuses what it does not know, also where that allows everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
@@ -26,11 +25,11 @@ def without_annotations(schema: Any) -> Any:
     """
     if isinstance(schema, list):
         return [without_annotations(one) for one in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in NAMED_SCHEMAS and isinstance(value, Mapping):
+        if name in NAMED_SCHEMAS and isinstance(value, dict):
             found[name] = {key: without_annotations(one) for key, one in value.items()}
         elif name in VALUES:
             found[name] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
@@ -36,7 +35,7 @@ _REMARKS = frozenset(
 )
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema with `additionalProperties: false` in the objects that only declare
     properties, so that an answer has no others.
 
@@ -44,35 +43,22 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     them declares would be forbidden by another. If such a part refers to others, the whole schema
     does. The values of the result are values of the schema.
     """
-    return dict(schema) if any(map(_refers, _combined_parts(schema))) else _closed(schema)
-
-
-def _combined_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields the outermost parts of the schema that may apply beside others to the same object."""
-    if not isinstance(schema, Mapping):
-        return
-    if _combines(schema):
-        yield schema
-        return
-    parts: list[Any] = [schema.get(name) for name in _ONE]
-    for name in _LISTS:
-        parts += _list(schema.get(name))
-    for name in _MAPPINGS:
-        parts += _mapping(schema.get(name)).values()
-    for one in parts:
-        yield from _combined_parts(one)
+    combined: list[dict[str, Any]] = []
+    found = _closed(schema, combined)
+    return dict(schema) if any(map(_refers, combined)) else found
 
 
 def _refers(part: Any) -> bool:
     """Whether there is a reference anywhere in the part."""
     if isinstance(part, list):
         return any(map(_refers, part))
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         return False
     return not _REFERENCES.isdisjoint(part) or any(map(_refers, part.values()))
 
 
-def _combines(schema: Mapping[str, Any]) -> bool:
+def _combines(schema: dict[str, Any]) -> bool:
+    """Whether parts of the schema may apply beside others to the same object."""
     if _COMBINED.isdisjoint(schema):
         return False
     found = _COMBINED & schema.keys()
@@ -81,33 +67,33 @@ def _combines(schema: Mapping[str, Any]) -> bool:
     return not alone or bool(schema.keys() - _REMARKS - found)
 
 
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, Mapping) or _combines(schema):
+def _closed(schema: Any, combined: list[dict[str, Any]]) -> Any:
+    """Adds the parts that stay as they are to `combined`."""
+    if not schema or not isinstance(schema, dict):
+        return schema
+    if _combines(schema):
+        combined.append(schema)
         return schema
     found = dict(schema)
     for name in _ONE:
         if name in found:
-            found[name] = _closed(found[name])
+            found[name] = _closed(found[name], combined)
     for name in _LISTS:
         if isinstance(found.get(name), list):
-            found[name] = [_closed(one) for one in found[name]]
+            found[name] = [_closed(one, combined) for one in found[name]]
     for name in _MAPPINGS:
-        if isinstance(found.get(name), Mapping):
-            found[name] = {key: _closed(value) for key, value in found[name].items()}
-    declared = _mapping(found.get("properties")).keys()
-    required = _list(found.get("required"))
+        if isinstance(found.get(name), dict):
+            found[name] = {key: _closed(one, combined) for key, one in found[name].items()}
+    declared, required = found.get("properties"), found.get("required")
     if (
         declared
+        and isinstance(declared, dict)
         and _OPEN.isdisjoint(found)
-        and all(isinstance(one, str) and one in declared for one in required)
+        and (not isinstance(required, list) or _declares(declared, required))
     ):
         found["additionalProperties"] = False
     return found
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _declares(declared: dict[str, Any], required: list[Any]) -> bool:
+    return all(isinstance(one, str) and one in declared for one in required)
