@@ -21,6 +21,7 @@ from kvrelay.engine.sampling.schema_numbers import (
     exact_integer,
     with_exact_numbers,
 )
+from kvrelay.engine.sampling.schema_reasons import explained_schema
 from kvrelay.errors import InvalidArgument
 from kvrelay.types.requests import Guidance
 
@@ -174,6 +175,8 @@ def _explained(reason: str, guidance: Guidance) -> str:
     before, found, quoted = reason.partition("regex parse error:\n")
     if found:
         reason = f"{before}regular expression: {quoted.rpartition('error: ')[2]}"
+    if guidance.kind == "json_schema":
+        reason = explained_schema(reason, guidance.source)
     if guidance.kind == "regex":
         # llguidance makes a grammar of the expression. What comes first is of that grammar.
         reason = reason.rpartition("(in regex): ")[2]

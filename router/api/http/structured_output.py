@@ -116,8 +116,7 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         raise _too_long("tools")
     definitions = _definitions(use)
     if use.named is not None:
-        names = [one["function"]["name"] for one in use.tools]
-        root: dict[str, Any] = {"$ref": f"#/$defs/{names.index(use.named)}"}
+        root: dict[str, Any] = {"$ref": f"#/$defs/{use.named}"}
     else:
         root = {"type": "array", "minItems": 1, "items": _call(use, "arguments")}
         if not use.parallel:
@@ -171,12 +170,12 @@ def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": one["function"]["name"]},
-                    arguments: {"$ref": f"#/$defs/{number}"},
+                    arguments: {"$ref": f"#/$defs/{one['function']['name']}"},
                 },
                 "required": ["name", arguments],
                 "additionalProperties": False,
             }
-            for number, one in enumerate(use.tools)
+            for one in use.tools
         ]
     }
 
@@ -187,12 +186,13 @@ def _are_long(use: ToolUse) -> bool:
 
 
 def _definitions(use: ToolUse) -> dict[str, Any]:
-    """Returns the schemas of the arguments of each function."""
+    """Returns the schemas of the arguments of each function by its name, whose characters need no
+    escapes in a reference.
+    """
+    functions = {one["function"]["name"]: one["function"] for one in use.tools}
     return {
-        str(number): _moved(
-            closed(without_annotations(_parameters(one["function"]))), f"#/$defs/{number}"
-        )
-        for number, one in enumerate(use.tools)
+        name: _moved(closed(without_annotations(_parameters(one))), f"#/$defs/{name}")
+        for name, one in functions.items()
     }
 
 

@@ -204,7 +204,7 @@ async def test_a_format_has_no_effect_on_an_answer_of_calls(router: RouterHarnes
         "response_format": schema_format({"type": "string"}),
     }
     assert (await asked(router, CHAT, more)).status_code == 200
-    assert sources(router) == [json.dumps({"$ref": "#/$defs/0", "$defs": {"0": CLOSED}})]
+    assert sources(router) == [json.dumps({"$ref": "#/$defs/f", "$defs": {"f": CLOSED}})]
     both = await asked(router, CHAT, more | {"structured_outputs": {"regex": "a"}})
     assert both.json()["error"]["param"] == "structured_outputs"
 
