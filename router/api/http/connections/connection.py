@@ -58,19 +58,23 @@ _WORDS = {
 
 
 class _Refused(Exception):
-    """Raised in the parser's callbacks for a request over the bounds."""
+    """A request that gets an error of the connection. Raised in the parser's callbacks."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(_WORDS[status])
+    def __init__(self, status: int, reason: str = "") -> None:
+        """reason: what is wrong with a request of a status that does not say it."""
+        super().__init__(f"{_WORDS[status]}: {reason}" if reason else _WORDS[status])
         self.status = status
 
 
-def _status_of(error: httptools.HttpParserError) -> int:
-    """Returns the status of a request that the parser, or a callback of the parser, rejects."""
+def _refused(error: httptools.HttpParserError) -> _Refused:
+    """Returns the refusal of a request that the parser, or a callback of the parser, rejects."""
     cause = error.__context__
     if isinstance(cause, _Refused):
-        return cause.status
-    return 505 if str(error) == "Invalid HTTP version" else 400
+        return cause
+    # The second is the preface of HTTP/2.
+    if str(error) in ("Invalid HTTP version", "Pause on PRI/Upgrade"):
+        return _Refused(505)
+    return _Refused(400, str(error))
 
 
 def most_connections() -> int:
@@ -115,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes that may still be discarded; None before the connection is refused.
         self._linger_bytes: int | None = None
         # Status of a refusal that waits for answers to earlier requests.
-        self._refusal: int | None = None
+        self._refusal: _Refused | None = None
 
     # Connection
 
@@ -211,9 +215,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stay_with_http1()
             return int(upgrade.args[0])
         except httptools.HttpParserError as error:
-            self._refuse(_status_of(error))
+            self._refuse(_refused(error))
         except _Refused as error:
-            self._refuse(error.status)
+            self._refuse(error)
         return len(piece)
 
     def _stay_with_http1(self) -> None:
@@ -259,13 +263,13 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _Refused(505)
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (version == "1.1" and not hosts):
-            raise _Refused(400)
+            raise _Refused(400, f"it has {hosts} headers Host; send one")
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if any(one.strip().lower() != b"chunked" for one in codings):
             raise _Refused(501)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise _Refused(400)
+                raise _Refused(400, "CONNECT is for a proxy, which this is not")
             return
         if not self.url.startswith(b"/"):
             self._to_origin_form()
@@ -282,7 +286,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         absolute = _ABSOLUTE.fullmatch(self.url)
         if absolute is None:
-            raise _Refused(400)
+            raise _Refused(400, "its target is neither a path, which begins with /, nor a URL")
         host, path = absolute.groups()
         self.url = path if path.startswith(b"/") else b"/" + path
         self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]
@@ -352,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         arrives = self._part == "head" or (self._part == "body" and not self.cycle.response_started)
         if arrives and not self._answering_earlier:
-            self._refuse(503)
+            self._refuse(_Refused(503))
         else:
             super().shutdown()
 
@@ -391,12 +395,12 @@ class BoundedProtocol(HttpToolsProtocol):
             # The connection reads only a part of the next request in the meantime.
             self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
         elif self._part == "head":
-            self._refuse(408)
+            self._refuse(_Refused(408))
         # No byte has arrived, or the request is being processed.
         else:
             self.transport.abort()
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, refused: _Refused) -> None:
         """Answers a request with an error unless its answer has begun, and closes the connection.
         Waits until earlier requests are answered.
         """
@@ -405,13 +409,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answering_earlier:
             if begun:
                 self.pipeline.popleft()
-            self._refusal = status
+            self._refusal = refused
             return
         if begun:
             # The request is being processed while its body arrives.
             self._disconnect(self.cycle)
         if not (begun and self.cycle.response_started):
-            self.transport.write(_refusal(status))
+            self.transport.write(_refusal(refused))
         self._linger()
 
     @staticmethod
@@ -455,14 +459,14 @@ async def _unchunked(
     await app(scope, receive, sent)
 
 
-def _refusal(status: int) -> bytes:
+def _refusal(refused: _Refused) -> bytes:
     """Returns an answer in the shape of all errors."""
     error = {
-        "message": _WORDS[status],
-        "type": Code.UNAVAILABLE.openai_type if status == 503 else "invalid_request_error",
+        "message": str(refused),
+        "type": Code.UNAVAILABLE.openai_type if refused.status == 503 else "invalid_request_error",
         "param": None,
-        "code": status,
+        "code": refused.status,
     }
     body = to_json({"error": error}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    return STATUS_LINE[status] + f"{head}connection: close\r\n\r\n".encode() + body
+    return STATUS_LINE[refused.status] + f"{head}connection: close\r\n\r\n".encode() + body

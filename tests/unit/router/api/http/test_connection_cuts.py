@@ -154,6 +154,7 @@ REFUSED = {
     "version 2": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
     "version 3": (b"GET / HTTP/3.0\r\n" + HOST + b"\r\n", 505),
     "version 0.9": (b"GET /\r\n\r\n", 505),
+    "preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "a URL with a user": (b"GET http://u@a/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "a name": (b"GET a HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "CONNECT": (b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
@@ -185,6 +186,16 @@ REFUSED = {
     "space before colon": (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", 400),
     "bare CR": (b"GET / HTTP/1.1\rhost: a\r\n\r\n", 400),
     "long line": (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),
+}
+# Words of the errors that the status does not explain.
+REASONS = {
+    "no host": "it has 0 headers Host; send one",
+    "two hosts": "it has 2 headers Host; send one",
+    "a URL with a user": "its target is neither a path",
+    "a name": "Invalid characters in url",
+    "CONNECT": "CONNECT is for a proxy",
+    "not HTTP": "Invalid method encountered",
+    "two lengths": "Duplicate Content-Length",
 }
 
 
@@ -243,6 +254,9 @@ async def test_a_bad_request_is_refused_once_earlier_ones_are_answered(
         error = last["error"]
         assert isinstance(error, dict)
         assert (error["code"], error["type"]) == (status, "invalid_request_error")
+        if status == 400:
+            words = f"this is not an HTTP/1.1 request: {REASONS.get(name, '')}"
+            assert error["message"].startswith(words)
         assert transport.ended
         protocol.connection_lost(None)
 
