@@ -35,6 +35,7 @@ STORY = (
 )
 QUESTION = "What is the name of the fox?"
 SUM = "What is 3 plus 4?"
+_STARTING = "starting Redis, Ray, a prefill worker, a decode worker and a router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,11 @@ async def _demo(config: ClusterConfig) -> int:
     from kvrelay.launch.local_cluster import LocalCluster
 
     out = console()
-    waiting = Console(stderr=True).status(
-        "starting Redis, Ray, a prefill worker, a decode worker and a router"
-    )
+    progress = Console(stderr=True)
+    waiting = progress.status(_STARTING)
     waiting.start()
+    if not progress.is_terminal:
+        progress.print(_STARTING)
     try:
         async with (
             LocalCluster(config, quiet=True) as cluster,

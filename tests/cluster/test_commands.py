@@ -33,6 +33,7 @@ def kvrelay(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_demo_proves_that_it_relayed() -> None:
     done = kvrelay("demo")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("starting Redis")
     assert "disaggregated" in done.stdout
     assert done.stdout.count("│ yes │") == 4
     assert "NO" not in done.stdout.split("proof")[-1]
