@@ -125,7 +125,8 @@ class ChunkBudget:
         if not tokens:
             return (aim_s - self._step_s) * rate
         if seconds > aim_s:
-            return max(tokens * aim_s / seconds, tokens / _MOST_CHANGE)
+            # A step after a hand-off has fewer tokens than the budget.
+            return max(tokens * aim_s / seconds, max(tokens, self._given) / _MOST_CHANGE)
         if tokens < self._given:
             # The prompts were shorter than the budget, so it was not tried out.
             return self._given

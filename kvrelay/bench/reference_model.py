@@ -5,7 +5,6 @@ weights.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.bench.shapes import NAMED
+from kvrelay.process.owned_folder import OwnedFolder
 
 NAME = "m200"
 _CONFIG = NAMED[NAME]
@@ -29,11 +29,15 @@ def reference_model() -> Path:
     folder = cache / "kvrelay" / NAME
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # The checkpoint is written to a temporary folder and renamed. So the folder is always
-        # complete, and if two processes write at once, one of them wins.
-        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-            write_model(Path(aside) / NAME, _CONFIG)
-            (Path(aside) / NAME).rename(folder)
+        # The checkpoint is written to another folder and renamed, so it is always complete.
+        with OwnedFolder("model", folder.parent) as aside:
+            write_model(aside.path / NAME, _CONFIG)
+            try:
+                (aside.path / NAME).rename(folder)
+            except OSError:
+                # Another process may have written the same meanwhile.
+                if not folder.exists():
+                    raise
     return folder
 
 

@@ -97,7 +97,8 @@ def command_of(pid: int) -> str:
     """Returns the name of a running process; empty if it does not run."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # Or it ended between the opening of the file and its reading.
         return ""
     return "" if rest.split()[0] == "Z" else name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Iterator, Mapping
@@ -239,7 +240,10 @@ def _try_to_write(file: Path) -> None:
     with file.open("ab"):
         pass
     if is_new:
-        file.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            # Another run may have written its report meanwhile.
+            if not file.stat().st_size:
+                file.unlink()
 
 
 def exclude(option: str, others: Mapping[str, object], why: str) -> None:

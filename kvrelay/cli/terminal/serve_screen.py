@@ -86,9 +86,19 @@ def new_log_file() -> Path:
         path = _file_with_room(f"serve-{began}-", folder)
     except OSError:
         path = _file_with_room(f"kvrelay-serve-{began}-", None)
-    for old in sorted(folder.glob("serve-*.log"))[:-_MOST_LOGS]:
+    # Names of the same second are in no order.
+    logs = sorted((one for one in folder.glob("serve-*.log") if one != path), key=_last_written)
+    for old in logs[: 1 - _MOST_LOGS]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _last_written(file: Path) -> tuple[float, str]:
+    try:
+        return file.stat().st_mtime, file.name
+    except FileNotFoundError:
+        # Another start removed it.
+        return 0.0, file.name
 
 
 def _file_with_room(prefix: str, folder: Path | None) -> Path:
@@ -107,8 +117,13 @@ def _file_with_room(prefix: str, folder: Path | None) -> Path:
 
 def removed_if_empty(log_file: Path) -> bool:
     """Removes the log of a cluster that never served, unless it tells why."""
-    if is_empty := not log_file.stat().st_size:
-        log_file.unlink()
+    try:
+        is_empty = not log_file.stat().st_size
+    except FileNotFoundError:
+        # Many clusters were started since.
+        return True
+    if is_empty:
+        log_file.unlink(missing_ok=True)
     return is_empty
 
 

@@ -23,6 +23,7 @@ from kvrelay.worker.tiers.disk_files import (
     write_blocks,
 )
 from kvrelay.worker.tiers.disk_thread import DiskThread
+from kvrelay.worker.tiers.doubts import Doubts
 from kvrelay.worker.tiers.slot_folder import FolderLost, SlotFolder, file_bytes, stored_key
 from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error, reason_of
@@ -90,8 +91,7 @@ class DiskTier:
         self._tries: dict[BlockKey | Path, int] = {}
         # Blocks that were given up. Only files that were written here since are read.
         self._refused: OrderedDict[bytes, None] = OrderedDict()
-        # How often a block came into doubt, or all files did.
-        self._doubts = 0
+        self._doubts = Doubts()
         self._wake = asyncio.Event()
         self._open = False
         self._paused = False
@@ -188,16 +188,19 @@ class DiskTier:
         """See `Tier.read`."""
         if self._reads.pending >= _MAX_READS:
             return []
-        stored, doubts = list(takewhile(self._may_read, map(stored_key, keys))), self._doubts
+        stored, index = list(takewhile(self._may_read, map(stored_key, keys))), self._index
         if not stored:
             return []
         wanted = [(key, self._waiting.get(key.identity), key in self._index) for key in stored]
         began = self._clock.now()
-        found = await self._reads.run(partial(read_blocks, self._folder, wanted))
-        if self._doubts != doubts:
-            # One of the blocks may have come into doubt while it was read, or is of a folder that
-            # was claimed meanwhile.
+        with self._doubts.meanwhile() as doubted:
+            found = await self._reads.run(partial(read_blocks, self._folder, wanted))
+        if self._index is not index:
+            # The blocks may be of a folder that was claimed meanwhile.
             return []
+        usable = list(takewhile(lambda key: key.identity not in doubted, stored))
+        if len(usable) < len(stored):
+            found = Read(found.blocks[: len(usable)])
         if found.blocks:
             num_bytes = len(found.blocks) * self._block_bytes
             self.counts.read(num_bytes, self._clock.now() - began)
@@ -238,7 +241,7 @@ class DiskTier:
 
     def forget(self, key: BlockKey) -> None:
         """See `Tier.forget`. Another worker's file of the block is not read any more."""
-        self._doubts += 1
+        self._doubts.note(key.identity)
         self._give_up(stored_key(key))
 
     def _give_up(self, key: BlockKey) -> None:
@@ -387,7 +390,6 @@ class DiskTier:
         was away is back.
         """
         self._open = False
-        self._doubts += 1
         self._index = TierIndex(self._index.capacity)
         self._foreign.clear()
         self._foreign_bytes = 0

@@ -12,6 +12,7 @@ from kv_transfer.channels import Channels
 from kvrelay.clock import Clock
 from kvrelay.types.kv_block import BlockKey
 from kvrelay.types.workers import TierKind
+from kvrelay.worker.tiers.doubts import Doubts
 from kvrelay.worker.tiers.hash_ring import HashRing
 from kvrelay.worker.tiers.slot_folder import stored_key
 from kvrelay.worker.tiers.store_link import StoreLink
@@ -78,8 +79,7 @@ class RemoteTier:
         }
         # By identity.
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
-        # How often a block was given up.
-        self._doubts = 0
+        self._doubts = Doubts()
         self._reading = 0
 
     @property
@@ -171,7 +171,7 @@ class RemoteTier:
         """See `Tier.read`. Asks all stores at the same time."""
         if self._reading >= _MAX_READS:
             return []
-        keys, doubts = keys[: self._first_refused(keys)], self._doubts
+        keys = keys[: self._first_refused(keys)]
         blocks: dict[int, StoredBlock] = {}
         wanted = []
         for number, key in enumerate(keys):
@@ -184,21 +184,20 @@ class RemoteTier:
         self._reading += 1
         began = asyncio.get_running_loop().time()
         try:
-            answers = await asyncio.gather(
-                *(link.get([keys[n] for n in numbers]) for link, numbers in asked)
-            )
+            with self._doubts.meanwhile() as doubted:
+                answers = await asyncio.gather(
+                    *(link.get([keys[n] for n in numbers]) for link, numbers in asked)
+                )
         finally:
             self._reading -= 1
-        if self._doubts != doubts:
-            # One of the blocks may have come into doubt while it was read.
-            return []
         num_bytes = 0
         for (_, numbers), found in zip(asked, answers, strict=True):
             blocks.update(zip(numbers, found, strict=False))
             num_bytes += sum(len(block.copy.data) for block in found)
         if num_bytes:
             self.counts.read(num_bytes, asyncio.get_running_loop().time() - began)
-        end = next((n for n in range(len(keys)) if n not in blocks), len(keys))
+        missing = (n for n, key in enumerate(keys) if n not in blocks or key.identity in doubted)
+        end = next(missing, len(keys))
         for number in range(end):
             if not self._may_use(blocks[number]):
                 self._yield_to_another(keys[number].identity)
@@ -239,9 +238,9 @@ class RemoteTier:
 
     def _doom(self, identity: bytes) -> None:
         """Has the stores forget a block. It may be in any store that was its place for some time.
-        Reads that are under way give nothing: they may compare another copy with the own one.
+        Reads that are under way do not use it: they may compare another copy with the own one.
         """
-        self._doubts += 1
+        self._doubts.note(identity)
         for link in self._links.values():
             link.forget(identity)
 

@@ -36,6 +36,7 @@ from kvrelay.wire.store import (
 )
 from kvrelay.wire.transfer import frame_to_bytes
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader, Records
+from kvrelay.worker.tiers.doubts import Doubts
 from kvrelay.worker.tiers.tier import StoredBlock, TierCounts
 from kvrelay.worker.tiers.tier_errors import note_error
 
@@ -103,6 +104,7 @@ class StoreLink:
         self._doomed: dict[bytes, int] = {}
         # How often a block had to be forgotten.
         self._doubts = 0
+        self._searches = Doubts()
         # True if there were too many of them. Then nothing is read.
         self._distrusted = False
         # Searches and reads at a time. A store refuses more calls of one connection.
@@ -151,6 +153,7 @@ class StoreLink:
         read.
         """
         self._doubts += 1
+        self._searches.note(identity)
         self._waiting.pop(identity, None)
         if identity in self._doomed or len(self._doomed) < _MOST_DOOMED:
             self._doomed[identity] = self._doubts
@@ -287,25 +290,25 @@ class StoreLink:
     # Reading
 
     async def find(self, identities: Sequence[bytes]) -> list[bool]:
-        """Whether the store has each of the blocks; all False if it does not answer in time, or if
-        a block had to be forgotten meanwhile.
-        """
+        """Whether the store has each of the blocks; all False if it does not answer in time."""
         found: list[bool] = []
         # An answer may be older than the store's confirmation that it forgot a block.
-        trusted, doubts = [self._trusts(identity) for identity in identities], self._doubts
+        trusted = [self._trusts(identity) for identity in identities]
         try:
-            for first in range(0, len(identities), MAX_CALL_BLOCKS):
-                part = identities[first : first + MAX_CALL_BLOCKS]
-                async with self._calls:
-                    channel = self._channels.get(self.address)
-                    found += await store_find(channel, self._named(part), _FIND_S)
+            with self._searches.meanwhile() as doubted:
+                for first in range(0, len(identities), MAX_CALL_BLOCKS):
+                    part = identities[first : first + MAX_CALL_BLOCKS]
+                    async with self._calls:
+                        channel = self._channels.get(self.address)
+                        found += await store_find(channel, self._named(part), _FIND_S)
         except (grpc.RpcError, KvRelayError) as error:
             self._failed("find", error)
             return [False] * len(identities)
         self._proved("find")
-        if self._doubts != doubts:
-            return [False] * len(identities)
-        found = [held and sound for held, sound in zip(found, trusted, strict=True)]
+        found = [
+            held and sound and identity not in doubted
+            for held, sound, identity in zip(found, trusted, identities, strict=True)
+        ]
         for identity, held in zip(identities, found, strict=True):
             if held:
                 self._learn(identity)

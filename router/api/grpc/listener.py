@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvrelay.process.held_port import held_port
+from kvrelay.process.shared_port import claim_port
 from kvrelay.process.tcp_address import cannot_listen
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
@@ -98,7 +98,7 @@ class GrpcListener:
         """Binds HOST:PORT. The servers have health and reflection, and are not started yet.
 
         `option` names the setting of `address` in errors. is_shared: other processes listen there,
-        too, and the address has been checked. Raises ConfigError if it is not available.
+        too, and the address has been claimed. Raises ConfigError if it is not available.
 
         If clients must show certificates, their certificates' roles apply. A certificate without a
         role has the role client, because the CA for clients signed it.
@@ -114,16 +114,18 @@ class GrpcListener:
         host = address.rpartition(":")[0]
         self.address = address
         self._servers: list[grpc.aio.Server] = []
+        # Of the port, until the servers have ended.
+        self._claim: socket.socket | None = None
         try:
-            # The servers could not tell: they may share a port with any other process of this user
-            # that does so, too.
-            with nullcontext() if is_shared else held_port(address):
-                pass
+            # The servers share a port with any other process of this user that does so, too.
+            if not is_shared:
+                self._claim, self.address = claim_port(address)
             for _ in range(servers):
                 server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
                 self._servers.append(server)
                 self.address = f"{host}:{listen(server, self.address, credentials)}"
         except (OSError, RuntimeError) as error:
+            self._release()
             raise cannot_listen(option, address, error) from error
         self.add(health_pb2_grpc.add_HealthServicer_to_server, healthy)
         for server in self._servers:
@@ -145,3 +147,8 @@ class GrpcListener:
     async def stop(self, grace_s: float) -> None:
         """Stops taking calls, and cancels those that have not ended after `grace_s` seconds."""
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.close()

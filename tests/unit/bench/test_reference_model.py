@@ -47,6 +47,23 @@ def test_it_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_another_process_may_write_it_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(reference_model, "_CONFIG", TINY)
+    write = reference_model.write_model
+
+    def written_twice(folder: Path, config: LlamaConfig) -> None:
+        monkeypatch.setattr(reference_model, "write_model", write)
+        assert reference_model.reference_model().exists()
+        write(folder, config)
+
+    monkeypatch.setattr(reference_model, "write_model", written_twice)
+    folder = reference_model.reference_model()
+    assert list(folder.parent.iterdir()) == [folder]
+
+
 def test_m200_is_what_the_figures_speak_of() -> None:
     config = reference_model._CONFIG
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (

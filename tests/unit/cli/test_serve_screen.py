@@ -30,6 +30,7 @@ from kvrelay.cli.terminal.serve_screen import (
     own_command,
     progress_line,
     ready_line,
+    removed_if_empty,
     report_changes,
 )
 from kvrelay.config.schema import ClusterConfig
@@ -172,6 +173,19 @@ def test_the_last_logs_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_STATE_HOME", str(log))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert new_log_file().parent == tmp_path
+
+
+def test_a_start_in_a_burst_keeps_its_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of one second are in no order."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for _ in range(60):
+        log = new_log_file()
+        assert log.exists()
+    assert len(list(log.parent.iterdir())) == 20
+    log.unlink()
+    assert removed_if_empty(log)
 
 
 def test_a_full_disk_keeps_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,21 @@ def test_a_chunk_that_keeps_the_itl_anyway_stays_whole() -> None:
     assert 0 < machine.tokens(0.06) < MOST
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 0.07])
+def test_one_odd_step_halves_the_budget_at_most(waited_s: float) -> None:
+    """Also the step after a hand-off, which has fewer tokens than the budget."""
+    machine = Machine(step_s=0.005, token_s=0.0003)
+    machine.step(MOST, decoding=False)
+    for _ in range(8):
+        machine.step(0)
+        machine.step(machine.tokens())
+    usual = machine.tokens()
+    beside = machine.tokens(waited_s)
+    assert beside < usual or not waited_s
+    machine.budget.ended(True, beside, 2 * ITL_S, machine.now)
+    assert machine.tokens() >= usual / 2
+
+
 def test_answers_that_lose_their_itl_anyway_hold_back_no_prompt() -> None:
     machine = Machine(0.09, 0.001)
     for _ in range(10):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,18 @@ def _waits_on_the_loop() -> Iterator[None]:
     asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     yield
     asyncio.set_child_watcher(before)
+
+
+def test_a_process_may_end_while_its_name_is_read() -> None:
+    names = set()
+    for _ in range(100):
+        process = subprocess.Popen(["true"])
+        reaper = threading.Thread(target=process.wait)
+        reaper.start()
+        while name := command_of(process.pid):
+            names.add(name)
+        reaper.join()
+    assert names
 
 
 @pytest.mark.usefixtures("_waits_on_the_loop")

@@ -287,6 +287,23 @@ async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
         assert await tier.read(1) == [contents(1)]
 
 
+async def test_a_read_keeps_what_comes_before_a_block_that_comes_into_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if it comes into doubt a second time, as each block does that is computed again."""
+    began, goes_on = hold_reads(monkeypatch)
+    async with store() as (address, _), remote(address) as tier:
+        await tier.opened()
+        await tier.put(*map(stored, range(4)))
+        reading = asyncio.create_task(tier.read(*range(4)))
+        await began.wait()
+        tier.tier.forget(key(7))
+        await tier.put(stored(7))
+        tier.tier.forget(key(2))
+        goes_on.set()
+        assert await reading == [contents(0), contents(1)]
+
+
 async def test_another_workers_copy_of_a_block_in_doubt_is_not_read() -> None:
     """The other worker has stored its copy between the doubt and the new computation."""
     async with store() as (address, held), remote(address) as other, remote(address) as tier:

@@ -672,17 +672,19 @@ async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
         return found
 
     async with disk(tmp_path / "kv") as tier:
-        block = named(1)
+        before, block = named(0), named(1)
+        tier.offer(before)
         tier.offer(StoredBlock(block.key, stored(2).copy))
-        await until(lambda: tier.num_blocks == 1)
+        await until(lambda: tier.num_blocks == 2)
         monkeypatch.setattr(SlotFolder, "read", slow)
-        reading = asyncio.create_task(tier.read([block.key]))
+        reading = asyncio.create_task(tier.read([before.key, block.key]))
         assert await asyncio.to_thread(began.wait, 60)
+        tier.forget(named(7).key)
         tier.forget(block.key)
         tier.offer(block)
-        await until(lambda: tier.num_blocks == 1)
+        await until(lambda: tier.num_blocks == 2)
         gate.set()
-        assert await reading == []
+        assert [one.key.identity for one in await reading] == [before.key.identity]
         (found,) = await tier.read([block.key])
         assert found.copy.data.tobytes() == contents(1)
 
