@@ -184,7 +184,9 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidArgument(f"messages[{position}] has no role", field="messages")
         if one.content is None and not one.tool_calls:
             raise InvalidArgument(
-                f"messages[{position}] has no content; give text, or tool_calls", field="messages"
+                f"messages[{position}] has no content; give text"
+                + (", or tool_calls" if one.role == "assistant" else ""),
+                field="messages",
             )
         for name, text, nul in _texts(one):
             if text:

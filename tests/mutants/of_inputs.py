@@ -387,10 +387,24 @@ MUTANTS = (
     ),
     Mutant(
         "the schema of a tool keeps its own references",
-        "router/api/http/structured_output.py",
-        'moved[name] = to + value[value.startswith("#") :]',
-        "moved[name] = value",
-        ("unit/router/api/http/test_structured_output.py::test_references_of_a_tools_schema_hold",),
+        "router/api/http/adapted_schema.py",
+        "value = to + value[1:]",
+        "pass",
+        (f"{_ROUTES}/test_structured_output.py::test_references_of_a_tools_schema_hold",),
+    ),
+    Mutant(
+        "the anchors of several tools do not meet",
+        "router/api/http/adapted_schema.py",
+        "value = anchors + value",
+        "pass",
+        (f"{_ROUTES}/test_adapted_schema.py::test_anchors_of_several_schemas_do_not_meet",),
+    ),
+    Mutant(
+        "a part with an id refers to its own parts",
+        "router/api/http/adapted_schema.py",
+        'to, anchors = "#", ""',
+        "pass",
+        (f"{_ROUTES}/test_adapted_schema.py::test_a_part_with_an_id_refers_to_its_own_parts",),
     ),
     Mutant(
         "a schema of the client cannot set the options of the grammar library",
@@ -476,8 +490,8 @@ MUTANTS = (
     Mutant(
         "an object that several schemas describe is not closed",
         "router/api/http/closed_schema.py",
-        "return dict(schema) if any(map(_refers, _combined_parts(schema))) else _closed(schema)",
-        "return _closed(schema)",
+        "return dict(schema) if any(map(_refers, combined)) else found",
+        "return found",
         (f"{_ROUTES}/test_closed_schema.py::test_unchanged",),
     ),
     Mutant(

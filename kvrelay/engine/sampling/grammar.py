@@ -55,6 +55,8 @@ _LARK = re.compile(
 )
 # Names of special tokens in an error.
 _MOST_NAMES = 10
+# How a rule of a Lark grammar begins, and the reason of llguidance for one with a schema.
+_RULE, _SCHEMA = re.compile(r"\s*[?!]?(\w+)[^:|]*:"), "failed to compile JSON schema: "
 # How llguidance writes a place in a grammar, and how a line of the grammar that it shows begins.
 _PLACE, _QUOTED = re.compile(r"(?:at )?(\d+)\((\d+)\): "), re.compile(r" *\d+ \| ")
 
@@ -181,7 +183,7 @@ def _explained(reason: str, guidance: Guidance) -> str:
         # llguidance makes a grammar of the expression. What comes first is of that grammar.
         reason = reason.rpartition("(in regex): ")[2]
     if (place := _PLACE.match(reason)) is not None:
-        reason = f"line {place[1]}, column {place[2]}: {reason[place.end() :]}"
+        reason = _placed(reason[place.end() :], int(place[1]), int(place[2]), guidance.source)
     if guidance.kind == "lark" and "::=" in guidance.source:
         reason += "; rules are written as in Lark, name: ..., not name ::= ..."
     # The names of all tokens follow, which are not those of the model.
@@ -189,6 +191,17 @@ def _explained(reason: str, guidance: Guidance) -> str:
     if "too big" in reason:
         reason += "; use fewer or simpler rules, patterns and limits of numbers"
     return reason
+
+
+def _placed(reason: str, line: int, column: int, lark: str) -> str:
+    """Returns a reason with its place in a Lark grammar. A schema there has places of its own."""
+    first, *rest = [*lark.split("\n")[line - 1 :], ""]
+    if reason.startswith(_SCHEMA):
+        schema = "\n".join([first[column - 1 :], *rest]).partition("%json")[2]
+        reason = explained_schema(reason.removeprefix(_SCHEMA), schema)
+        if (rule := _RULE.match(first)) is not None:
+            return f"rule {rule[1]}: {reason}"
+    return f"line {line}, column {column}: {reason}"
 
 
 def exact_json(source: str) -> Any:

@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas whose values are no schemas themselves. Pure."""
+"""Keywords of JSON schemas whose values are no schemas, and those that bind no value. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ NAMED_SCHEMAS = (
     "dependencies",
     "$defs",
     "definitions",
+)
+# They say nothing about a value.
+REMARKS = frozenset(
+    {
+        *("title", "description", "default", "example", "examples", "deprecated", "$comment"),
+        *("readOnly", "writeOnly", "externalDocs", "xml", "discriminator", "nullable"),
+        *("contentMediaType", "contentEncoding", "$id", "$anchor", "$schema"),
+        *("$defs", "definitions"),
+    }
 )
 
 

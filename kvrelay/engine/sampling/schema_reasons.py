@@ -20,7 +20,7 @@ _Part = tuple[Any, str, "_Part | None"]
 
 def explained_schema(reason: str, source: str) -> str:
     """Returns llguidance's reason with the place of the keyword, if only one can be meant, and what
-    to do. `source`: the schema that it refused.
+    to do. `source`: begins with the schema that it refused; otherwise no place is told.
     """
     if reason.startswith(_ONE_OF):
         place = _place(source, lambda part: "oneOf" in part)
@@ -52,7 +52,11 @@ def _has(value: Any, text: str) -> bool:
 
 def _place(source: str, is_meant: Callable[[dict[str, Any]], bool]) -> str:
     """Returns where the only such part of the schema is, as a JSON pointer (RFC 6901)."""
-    found = [part for part in _parts(json.loads(source)) if is_meant(part[0])]
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(source.lstrip())
+    except ValueError:
+        return ""
+    found = [part for part in _parts(schema) if is_meant(part[0])]
     if len(found) != 1:
         return ""
     keys: list[str] = []

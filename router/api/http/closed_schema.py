@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvrelay.engine.sampling.schema_keywords import REMARKS, inner_schemas
+
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 # With these, several subschemas may apply to one object.
@@ -24,15 +26,9 @@ _OPEN = _COMBINED | {
 # Keywords with one subschema, with a list of them, and with a mapping of them.
 _ONE = ("items", "additionalProperties")
 _LISTS = ("prefixItems", "anyOf")
-_DEFINITIONS = ("$defs", "definitions")
-_MAPPINGS = ("properties", *_DEFINITIONS)
-# Keywords that say nothing about a value.
-_REMARKS = frozenset(
-    {
-        *("title", "description", "default", "example", "examples", "deprecated", "$comment"),
-        *("$id", "$schema", *_DEFINITIONS),
-    }
-)
+_MAPPINGS = ("properties", "$defs", "definitions")
+# Beside a reference or alternatives, they declare no properties.
+_BESIDE = REMARKS | {"type"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -54,17 +50,25 @@ def _refers(part: Any) -> bool:
         return any(map(_refers, part))
     if not isinstance(part, dict):
         return False
-    return not _REFERENCES.isdisjoint(part) or any(map(_refers, part.values()))
+    return not _REFERENCES.isdisjoint(part) or any(map(_refers, inner_schemas(part)))
 
 
 def _combines(schema: dict[str, Any]) -> bool:
     """Whether parts of the schema may apply beside others to the same object."""
     if _COMBINED.isdisjoint(schema):
-        return False
+        return _prescribes_parts(schema.get("const")) or _prescribes_parts(schema.get("enum"))
     found = _COMBINED & schema.keys()
     # A reference, or alternatives, beside nothing that says more about the value.
     alone = len(found) == 1 and found <= {"$ref", "anyOf"}
-    return not alone or bool(schema.keys() - _REMARKS - found)
+    others = schema.keys() - _BESIDE - found
+    return not alone or not all(name.startswith("x-") for name in others)
+
+
+def _prescribes_parts(value: Any) -> bool:
+    """Whether the value of const or enum has objects, which schemas beside it describe too."""
+    if isinstance(value, list):
+        return any(map(_prescribes_parts, value))
+    return isinstance(value, dict)
 
 
 def _closed(schema: Any, combined: list[dict[str, Any]]) -> Any:

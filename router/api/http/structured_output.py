@@ -12,12 +12,11 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from kvrelay.engine.sampling.grammar import WHITESPACE, exact_json
-from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 from kvrelay.engine.sampling.schema_numbers import with_exact_numbers
 from kvrelay.errors import InvalidArgument
 from kvrelay.sampling_limits import MAX_GUIDANCE
 from kvrelay.types.requests import Guidance
-from router.api.http.annotations import without_annotations
+from router.api.http.adapted_schema import adapted_schema
 from router.api.http.chat.models import Function, at_most
 from router.api.http.chat.tool_use import ToolUse
 from router.api.http.closed_schema import closed
@@ -25,8 +24,6 @@ from router.api.http.json_writing import is_longer
 from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
-# Beginnings of references to parts of the same schema. LiteLLM omits the # for Anthropic's API.
-_LOCAL = ("#", "/$defs/", "/definitions/")
 
 
 class NamedSchema(TypedDict):
@@ -94,7 +91,7 @@ def guidance_of_outputs(given: StructuredOutputs | None) -> Guidance | None:
         case "json", str(source):
             return Guidance("json_schema", source)
         case "json", dict(schema):
-            return guidance_of_schema(schema)
+            return guidance_of_schema(adapted_schema(schema))
         case "regex", str(source):
             return Guidance("regex", source)
         case "grammar", str(source):
@@ -145,10 +142,10 @@ def guidance_with_calls(
     parts = {
         "start": "answer | calls",
         "calls": f"call (SPACE {' '.join(between)} call)*" if use.parallel else "call",
-        "call": " ".join([*begin, "object", *reversed(end)]),
+        "call": " ".join([*begin, "tools", *reversed(end)]),
         "SPACE": r"/[ \n]{0,2}/",
         "answer": f"%json {_for_lark(exact_json(answer.source))}",
-        "object": f"%json {_for_lark(exact_json(json.dumps(call)))}",
+        "tools": f"%json {_for_lark(exact_json(json.dumps(call)))}",
     }
     return Guidance("lark", "\n".join(f"{name}: {part}" for name, part in parts.items()))
 
@@ -181,8 +178,11 @@ def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
 
 
 def _are_long(use: ToolUse) -> bool:
-    """Returns whether the schemas of the arguments are too long for guidance."""
-    return is_longer([one["function"].get("parameters") for one in use.tools], MAX_GUIDANCE)
+    """Returns whether the schemas of the arguments are much too long for guidance."""
+    # The description contains them.
+    return len(use.described) > 2 * MAX_GUIDANCE and is_longer(
+        [one["function"].get("parameters") for one in use.tools], MAX_GUIDANCE
+    )
 
 
 def _definitions(use: ToolUse) -> dict[str, Any]:
@@ -191,7 +191,8 @@ def _definitions(use: ToolUse) -> dict[str, Any]:
     """
     functions = {one["function"]["name"]: one["function"] for one in use.tools}
     return {
-        name: _moved(closed(without_annotations(_parameters(one))), f"#/$defs/{name}")
+        # An anchor begins with a letter or an underscore, unlike some names.
+        name: closed(adapted_schema(_parameters(one), f"#/$defs/{name}", f"_{name}-"))
         for name, one in functions.items()
     }
 
@@ -232,25 +233,6 @@ def _parameters(function: Function) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "$id"}
 
 
-def _moved(schema: Any, to: str) -> Any:
-    """Returns a schema whose references to its own parts hold where it is moved to."""
-    if isinstance(schema, list):
-        return [_moved(one, to) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name == "$ref" and isinstance(value, str) and value.startswith(_LOCAL):
-            moved[name] = to + value[value.startswith("#") :]
-        elif name in VALUES:
-            moved[name] = value
-        elif name in NAMED_SCHEMAS and isinstance(value, dict):
-            moved[name] = {part: _moved(one, to) for part, one in value.items()}
-        else:
-            moved[name] = _moved(value, to)
-    return moved
-
-
 def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:
     """Returns the grammar of an answer that an application reads as JSON: its objects have no
     undeclared properties unless the schema says that they may. Raises InvalidArgument for a schema
@@ -258,7 +240,7 @@ def guidance_of_answer(schema: Mapping[str, Any], field: str) -> Guidance:
     """
     if is_longer(schema, MAX_GUIDANCE):
         raise _too_long(field)
-    return guidance_of_schema(closed(without_annotations(schema)))
+    return guidance_of_schema(closed(adapted_schema(schema)))
 
 
 def guidance_of_schema(schema: Mapping[str, Any]) -> Guidance:

@@ -34,7 +34,7 @@ async def check() -> AsyncIterator[GuidanceCheck]:
 async def test_what_cannot_be_followed_is_refused_with_the_reason(check: GuidanceCheck) -> None:
     await check.check(Guidance("json_schema", '{"type": "object"}'), ANONYMOUS, "")
     for guidance, reason in (
-        (Guidance("json_schema", '{"type": "strng"}'), "Invalid type: strng"),
+        (Guidance("json_schema", '{"type": "strng"}'), '"type" at the root is unknown: strng'),
         (Guidance("json_schema", '{"not": {}}'), "not"),
         (Guidance("json_schema", '{"pattern": "a(b"}'), ": regular expression: unclosed group$"),
         (Guidance("json_schema", '{"type": '), "is not JSON: .*line 1 column 10"),
@@ -42,6 +42,11 @@ async def test_what_cannot_be_followed_is_refused_with_the_reason(check: Guidanc
         (Guidance("regex", "a\nb("), ": regular expression: unclosed group$"),
         (Guidance("regex", r"a\b"), ": lookarounds not supported"),
         (Guidance("lark", 'start: a\na: "c" d'), ': line 2, column 4: unknown name: "d"$'),
+        (
+            Guidance("lark", 'start: a\na: "é" | %json {"items": {"not": {}}}'),
+            ': rule a: "not" at /items cannot be followed; leave it out$',
+        ),
+        (Guidance("lark", 'start: "a"\n  | %json {"not": {}}'), ': rule start: "not" at the root'),
         (Guidance("lark", 'root ::= "a"'), "as in Lark, name: ..., not name ::="),
     ):
         with pytest.raises(InvalidArgument, match=reason) as caught:

@@ -20,7 +20,10 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 LEAVES = st.sampled_from(
-    [{}, True, {"type": "integer"}, {"type": "object"}, {"const": "x"}, {"$ref": "#/$defs/d"}]
+    [
+        *({}, True, {"type": "integer"}, {"type": "object"}, {"const": "x"}, {"$ref": "#/$defs/d"}),
+        *({"const": {"a": {"d": 1}}}, {"enum": [1, {"b": {"c": 1}}]}),
+    ]
 )
 
 
@@ -48,6 +51,10 @@ def _wider(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             "contains": inner,
             "maxContains": st.just(1),
             "title": st.just("t"),
+            "readOnly": st.just(True),
+            "x-order": st.just(1),
+            "const": st.just({"a": {"d": 1}}),
+            "enum": st.just([1, {"b": {"c": 1}}]),
         },
     )
 
@@ -138,6 +145,8 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
         {"$ref": "#/$defs/d", "properties": {"b": {}}, "$defs": {"d": OBJECT}},
         {"anyOf": [OBJECT], "required": ["b"]},
         {"properties": {"x": {"allOf": [{"$ref": "#/properties/y"}]}, "y": OBJECT}},
+        {"type": "object", "const": {"o": {"b": 1}}, "properties": {"o": OBJECT}},
+        {"enum": [1, [{"b": 1}]], "items": OBJECT},
     ],
 )
 def test_unchanged(schema: dict[str, Any]) -> None:
@@ -157,6 +166,37 @@ def test_schema_as_pydantic_writes_it() -> None:
     assert found["additionalProperties"] is False
     assert found["$defs"]["Day"]["additionalProperties"] is False
     assert "additionalProperties" not in schema
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        *({"readOnly": True}, {"writeOnly": True}, {"nullable": True}, {"x-order": 1}),
+        *({"discriminator": {"propertyName": "a"}}, {"externalDocs": {}}, {"type": "object"}),
+        *({"contentMediaType": "text/plain"}, {"$anchor": "a"}, {"description": "d"}),
+    ],
+)
+@pytest.mark.parametrize("combined", [{"$ref": "#/$defs/A"}, {"anyOf": [OBJECT, {"type": "null"}]}])
+def test_a_remark_beside_a_reference_opens_nothing(
+    combined: dict[str, Any], remark: dict[str, Any]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"p": combined | remark, "q": {"$ref": "#/$defs/A"}},
+        "$defs": {"A": OBJECT},
+    }
+    objects = [one for one in objects_of(closed(schema)) if "properties" in one]
+    assert len(objects) > 1
+    assert all(one["additionalProperties"] is False for one in objects)
+
+
+def test_names_and_values_are_no_references() -> None:
+    """A property may have a keyword's name, and a value may look like a reference."""
+    reference = {"$ref": "#/$defs/A"}
+    named = {"allOf": [{"properties": {"$ref": {}}, "default": reference, "examples": [reference]}]}
+    found = closed({"type": "object", "properties": {"p": named}, "$defs": {"A": OBJECT}})
+    assert found["additionalProperties"] is False
+    assert found["$defs"]["A"]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(

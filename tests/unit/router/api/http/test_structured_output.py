@@ -248,20 +248,3 @@ def sources(router: RouterHarness) -> list[str]:
 async def test_large_grammars_are_taken(router: RouterHarness, name: str) -> None:
     response = await asked(router, CHAT, LARGE[name])
     assert response.status_code == 200, response.text
-
-
-def test_values_and_names_of_a_moved_schema_stay() -> None:
-    """Only references move: a value may look like one, and a property may have a keyword's name."""
-    reference = {"$ref": "#/$defs/a"}
-    schema = {
-        "const": reference,
-        "enum": [reference],
-        "default": reference,
-        "properties": {"default": reference, "$ref": {"type": "string"}},
-        "$defs": {"const": reference},
-    }
-    moved = {"$ref": "/to/$defs/a"}
-    assert structured_output._moved(schema, "/to") == schema | {
-        "properties": {"default": moved, "$ref": {"type": "string"}},
-        "$defs": {"const": moved},
-    }

@@ -1,0 +1,88 @@
+"""A client's JSON schema as llguidance takes it, with the same answers. Pure.
+
+llguidance refuses keywords that it does not know, also where they allow everything, and references
+that are no URIs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, REMARKS, VALUES
+
+# The formats of strings that llguidance follows. By JSON Schema, a format is an annotation.
+FORMATS = frozenset(
+    {
+        *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri"),
+        "uuid",
+    }
+)
+# Characters of a URI besides letters and digits, without those of a host only (RFC 3986).
+_MARKS = "-._~:/?@!$&'()*+,;=%"
+# Beginnings of references for which LiteLLM omits the # for Anthropic's API.
+_WITHOUT_FRAGMENT = ("/$defs/", "/definitions/")
+
+
+def adapted_schema(schema: Any, to: str = "#", anchors: str = "") -> Any:
+    """Returns the schema without formats that are not followed, `uniqueItems: false`, and
+    `propertyNames` that allow each name. Its references hold where it is moved to.
+
+    - to: a reference to the place of the schema in another one; "#" if it stands alone
+    - anchors: put before its anchors, so that those of several schemas differ
+    """
+    if isinstance(schema, list):
+        return [adapted_schema(one, to, anchors) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("$id"), str):
+        # What is in it refers to its own parts.
+        to, anchors = "#", ""
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if isinstance(value, dict | list):
+            if name in NAMED_SCHEMAS and isinstance(value, dict):
+                value = {key: adapted_schema(one, to, anchors) for key, one in value.items()}
+            elif name in VALUES:
+                pass
+            elif name == "propertyNames" and _allows_each_name(value):
+                continue
+            else:
+                value = adapted_schema(value, to, anchors)
+        elif _binds_nothing(name, value):
+            continue
+        elif name == "$ref" and isinstance(value, str):
+            value = _reference(value, to, anchors)
+        elif name == "$anchor" and isinstance(value, str):
+            value = anchors + value
+        found[name] = value
+    return found
+
+
+def _binds_nothing(name: str, value: Any) -> bool:
+    match name:
+        case "format":
+            return isinstance(value, str) and value not in FORMATS
+        case "uniqueItems":
+            return value is False
+        case "propertyNames":
+            return value is True
+    return False
+
+
+def _allows_each_name(schema: dict[str, Any] | list[Any]) -> bool:
+    """Whether each string is a value of the schema."""
+    if isinstance(schema, list):
+        return False
+    binding = {name: value for name, value in schema.items() if name not in REMARKS}
+    return binding.items() <= {"type": "string", "minLength": 0}.items()
+
+
+def _reference(value: str, to: str, anchors: str) -> str:
+    if value == "#" or value.startswith("#/"):
+        value = to + value[1:]
+    elif value.startswith(_WITHOUT_FRAGMENT):
+        value = to + value
+    elif value.startswith("#"):
+        value = f"#{anchors}{value[1:]}"
+    return "#".join(quote(part, safe=_MARKS) for part in value.split("#", 1))
