@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 EXPOSITION = "router/observability/exposition.py"
 SHARED_BUCKET = "router/frontend/shared_bucket.py"
 SEVERAL = "unit/router/test_several_processes.py::"
+SHARED_PORT = "unit/process/test_shared_port.py::"
 
 MUTANTS = (
     Mutant(
@@ -62,10 +63,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a router shares its ports with its own processes only",
+        "of two routers that start at the same moment, one has the ports",
         "kvrelay/process/shared_port.py",
-        "if int(port):",
-        "if False:",
-        (SEVERAL + "test_a_port_that_another_program_has",),
+        "            claim.listen(1)\n",
+        "            pass\n",
+        (SHARED_PORT + "test_of_two_claims_at_the_same_moment_one_succeeds",),
+    ),
+    Mutant(
+        "a claimed port is not free",
+        "kvrelay/process/shared_port.py",
+        "socket.SO_REUSEADDR, 0)",
+        "socket.SO_REUSEADDR, 1)",
+        (SHARED_PORT + "test_a_claimed_port_is_free_for_those_only_that_share_it",),
     ),
 )

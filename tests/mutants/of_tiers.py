@@ -149,6 +149,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a read of a disk ends at a block that came into doubt meanwhile",
+        "kvrelay/worker/tiers/disk_tier.py",
+        "key.identity not in doubted",
+        "True",
+        (
+            UNIT + "test_tier_faults.py::"
+            "test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used",
+        ),
+    ),
+    Mutant(
         "a read notices that its disk is back",
         JOBS,
         "folder.check_claim()\n        except OSError as error:\n            found.failed",
