@@ -61,7 +61,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/house/test_links.py
+	$(BIN)/python -m pytest tests/house/test_links.py tests/mutants/test_mutants_apply.py
 
 # Builds the documentation site in build/site. Its environment has no torch and no Ray.
 # --quiet would hide warnings from --strict.
