@@ -61,7 +61,9 @@ def previous_tree(folder: Path, revision: str = PREVIOUS) -> Path:
     if done.returncode:
         raise NoHistory(f"git archive {revision[:7]}: {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+        # The default of Python 3.14; the first versions of Python 3.11 do not have it.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
     return folder
 
 

@@ -39,5 +39,8 @@ async def main() -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main())
-    except* kvrelay.KvRelayError as group:
-        sys.exit(f"The first failure: {group.exceptions[0]}")
+    except ExceptionGroup as group:
+        failures, others = group.split(kvrelay.KvRelayError)
+        if others is not None or failures is None:
+            raise
+        sys.exit(f"The first failure: {failures.exceptions[0]}")
