@@ -40,8 +40,9 @@ class ChunkBudget:
         self._given = least
         # Prompt tokens and seconds of the last step; None if no sequence decoded in it.
         self._last: tuple[int, float] | None = None
-        # Whether the last step had no prompt tokens for a sequence that joined.
-        self._paused = False
+        # Whether the last step got no prompt tokens, and fewer than the budget, for a sequence that
+        # joined.
+        self._paused = self._is_cut = False
 
     def tokens(self, itl_s: float | None, waited_s: float, now: float) -> int:
         """Returns the most prompt tokens of the next step.
@@ -58,11 +59,11 @@ class ChunkBudget:
         self._given = self._whole_blocks(self._within(wanted))
         prompts_s = _STEP_SHARE * itl_s - self._step_s
         if waited_s <= 0 or prompts_s <= 0 or self._paused:
-            self._paused = False
+            self._paused = self._is_cut = False
             return self._given
         left = max(0.0, 1 - waited_s / prompts_s)
         tokens = min(self._given, self._whole_blocks(left * max(wanted, self._given)))
-        self._paused = tokens == 0
+        self._paused, self._is_cut = tokens == 0, tokens < self._given
         return tokens
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:
@@ -125,8 +126,8 @@ class ChunkBudget:
         if not tokens:
             return (aim_s - self._step_s) * rate
         if seconds > aim_s:
-            # A step after a hand-off has fewer tokens than the budget.
-            return max(tokens * aim_s / seconds, max(tokens, self._given) / _MOST_CHANGE)
+            budget = self._given if self._is_cut else tokens
+            return max(tokens * aim_s / seconds, budget / _MOST_CHANGE)
         if tokens < self._given:
             # The prompts were shorter than the budget, so it was not tried out.
             return self._given

@@ -397,7 +397,7 @@ MUTANTS = (
         "router/api/http/adapted_schema.py",
         "value = anchors + value",
         "pass",
-        (f"{_ROUTES}/test_adapted_schema.py::test_anchors_of_several_schemas_do_not_meet",),
+        (f"{_ROUTES}/test_adapted_schema.py::test_anchors_of_several_tools_do_not_meet",),
     ),
     Mutant(
         "a part with an id refers to its own parts",

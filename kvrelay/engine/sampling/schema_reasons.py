@@ -12,6 +12,8 @@ from kvrelay.engine.sampling.schema_keywords import NAMED_SCHEMAS, VALUES
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
 _UNKNOWN_VALUE = re.compile(r"(?:Unknown (format)|Invalid (type)): (.*)", re.DOTALL)
 _ELSEWHERE = re.compile(r"Resource '(.*)' is not present in a registry.*", re.DOTALL)
+# The address of a schema that has none.
+_BASE = "json-schema:///"
 _ONE_OF = "oneOf constraints are not supported"
 
 # A part of a schema: itself, the key of its parent that has it, and the parent.
@@ -38,12 +40,17 @@ def explained_schema(reason: str, source: str) -> str:
         place = _place(source, lambda part: _has(part.get(keyword), value))
         return f'"{keyword}"{place} is unknown: {value}'
     if (elsewhere := _ELSEWHERE.fullmatch(reason)) is not None:
-        place = _place(source, lambda part: part.get("$ref") == elsewhere[1])
+        document = elsewhere[1].removeprefix(_BASE)
+        place = _place(source, lambda part: _document(part.get("$ref")) == document)
         return (
-            f'"$ref"{place} is to another document, which is not fetched: {elsewhere[1]}; put what '
-            'it refers to into "$defs"'
+            f'"$ref"{place} is to another document, which is not fetched: {document}; put what it '
+            'refers to into "$defs"'
         )
-    return reason
+    return reason.replace(_BASE, "")
+
+
+def _document(reference: Any) -> str:
+    return reference.partition("#")[0] if isinstance(reference, str) else ""
 
 
 def _has(value: Any, text: str) -> bool:

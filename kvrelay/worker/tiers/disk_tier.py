@@ -241,13 +241,13 @@ class DiskTier:
 
     def forget(self, key: BlockKey) -> None:
         """See `Tier.forget`. Another worker's file of the block is not read any more."""
-        self._doubts.note(key.identity)
         self._give_up(stored_key(key))
 
     def _give_up(self, key: BlockKey) -> None:
         """Removes the block's file if it is in this worker's folder. No other file of the block is
         read any more: another worker's, or one of a disk that is away now.
         """
+        self._doubts.note(key.identity)
         self._refused[key.identity] = None
         self._refused.move_to_end(key.identity)
         if len(self._refused) > _REFUSED_KEPT:

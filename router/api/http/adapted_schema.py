@@ -6,6 +6,7 @@ that are no URIs.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,10 @@ FORMATS = frozenset(
 )
 # Characters of a URI besides letters and digits, without those of a host only (RFC 3986).
 _MARKS = "-._~:/?@!$&'()*+,;=%"
+# A percent sign that encodes no character.
+_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
+# Keywords that give a part a name to refer to.
+_NAMES = frozenset({"$id", "$anchor", "$defs", "definitions"})
 # Beginnings of references for which LiteLLM omits the # for Anthropic's API.
 _WITHOUT_FRAGMENT = ("/$defs/", "/definitions/")
 
@@ -71,8 +76,8 @@ def _binds_nothing(name: str, value: Any) -> bool:
 
 
 def _allows_each_name(schema: dict[str, Any] | list[Any]) -> bool:
-    """Whether each string is a value of the schema."""
-    if isinstance(schema, list):
+    """Whether each string is a value of the schema, and nothing can refer to a part of it."""
+    if isinstance(schema, list) or not _NAMES.isdisjoint(schema):
         return False
     binding = {name: value for name, value in schema.items() if name not in REMARKS}
     return binding.items() <= {"type": "string", "minLength": 0}.items()
@@ -85,4 +90,5 @@ def _reference(value: str, to: str, anchors: str) -> str:
         value = to + value
     elif value.startswith("#"):
         value = f"#{anchors}{value[1:]}"
+    value = _PERCENT.sub("%25", value)
     return "#".join(quote(part, safe=_MARKS) for part in value.split("#", 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -22,6 +22,7 @@ from kvrelay.types.requests import Path, PromptLogprobs, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 from router.api.http.completion import Completion
 from router.api.http.logprobs import LogprobsText, chat_logprobs, completion_logprobs
+from router.api.http.structured_output import with_tool_names
 from router.frontend.frontend import Frontend
 from router.frontend.validation import DEFAULT_MAX_TOKENS
 from router.runtime.stream import Stream
@@ -105,7 +106,7 @@ class Choices:
             if isinstance(error, KvRelayError):
                 several = len(completion.requests) > completion.n
                 prompt = f"prompt[{len(streams) // completion.n}]" if several else "prompt"
-                _name_as_sent(error, {"token_ids": prompt, **completion.names})
+                _name_as_sent(error, completion, prompt)
             raise
 
     def __len__(self) -> int:
@@ -180,7 +181,7 @@ class Choices:
         except InvalidArgument as error:
             if error.field is None and "guidance" in error.message.partition(":")[0]:
                 error.field = "guidance"
-            _name_as_sent(error, {"token_ids": "prompt", **self.completion.names})
+            _name_as_sent(error, self.completion, "prompt")
             raise
 
     async def _logprobs(self, index: int, response: GenerateResponse) -> LogprobsText:
@@ -290,10 +291,13 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
             )
 
 
-def _name_as_sent(error: KvRelayError, names: Mapping[str, str]) -> None:
+def _name_as_sent(error: KvRelayError, completion: Completion, prompt: str) -> None:
     """Replaces kvrelay's names of fields by those of the HTTP request. Text after a colon or in
     quotes may be the client's own.
     """
+    if error.field == "guidance" and completion.tool_use is not None:
+        error.message = with_tool_names(error.message, completion.tool_use)
+    names = {"token_ids": prompt, **completion.names}
     names = {name: sent for name, sent in names.items() if sent}
     # Inside of a message, these may be words.
     inside = "|".join(name for name in names if name not in ("stop", "messages"))

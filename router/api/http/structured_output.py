@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -24,6 +25,8 @@ from router.api.http.json_writing import is_longer
 from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
+# Where `_definitions` puts the schema of a tool, and how it begins the tool's anchors.
+_TOOL_PLACE = re.compile(r"#?/\$defs/(?P<place>\d{1,4})(?![^/'\s])|\b_(?P<anchor>\d{1,4})-")
 
 
 class NamedSchema(TypedDict):
@@ -113,7 +116,8 @@ def guidance_of_tools(use: ToolUse | None) -> Guidance | None:
         raise _too_long("tools")
     definitions = _definitions(use)
     if use.named is not None:
-        root: dict[str, Any] = {"$ref": f"#/$defs/{use.named}"}
+        names = [one["function"]["name"] for one in use.tools]
+        root: dict[str, Any] = {"$ref": f"#/$defs/{names.index(use.named)}"}
     else:
         root = {"type": "array", "minItems": 1, "items": _call(use, "arguments")}
         if not use.parallel:
@@ -167,12 +171,12 @@ def _call(use: ToolUse, arguments: str) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": one["function"]["name"]},
-                    arguments: {"$ref": f"#/$defs/{one['function']['name']}"},
+                    arguments: {"$ref": f"#/$defs/{number}"},
                 },
                 "required": ["name", arguments],
                 "additionalProperties": False,
             }
-            for one in use.tools
+            for number, one in enumerate(use.tools)
         ]
     }
 
@@ -186,15 +190,33 @@ def _are_long(use: ToolUse) -> bool:
 
 
 def _definitions(use: ToolUse) -> dict[str, Any]:
-    """Returns the schemas of the arguments of each function by its name, whose characters need no
-    escapes in a reference.
+    """Returns the schemas of the arguments of each function, by its number: a name in each
+    reference could take many times as much room.
     """
-    functions = {one["function"]["name"]: one["function"] for one in use.tools}
     return {
-        # An anchor begins with a letter or an underscore, unlike some names.
-        name: closed(adapted_schema(_parameters(one), f"#/$defs/{name}", f"_{name}-"))
-        for name, one in functions.items()
+        str(number): closed(
+            adapted_schema(_parameters(one["function"]), f"#/$defs/{number}", f"_{number}-")
+        )
+        for number, one in enumerate(use.tools)
     }
+
+
+def with_tool_names(reason: str, use: ToolUse) -> str:
+    """Returns why guidance is not accepted with the names of tools instead of the places that their
+    schemas have in the grammar, as in `get_weather/properties/city`.
+    """
+    names = [one["function"]["name"] for one in use.tools]
+
+    def named(found: re.Match[str]) -> str:
+        number = int(found["place"] or found["anchor"])
+        if number >= len(names):
+            return found[0]
+        return names[number] if found["place"] else f"{names[number]}#"
+
+    if use.mode == "required":
+        return _TOOL_PLACE.sub(named, reason)
+    before, rule, after = reason.partition("rule tools: ")
+    return f"{before}tools: {_TOOL_PLACE.sub(named, after)}" if rule else reason
 
 
 def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:

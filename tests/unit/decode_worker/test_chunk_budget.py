@@ -133,6 +133,17 @@ def test_one_odd_step_halves_the_budget_at_most(waited_s: float) -> None:
     assert machine.tokens() >= usual / 2
 
 
+def test_a_short_prompt_in_a_step_that_took_too_long_is_no_reason_for_a_large_chunk() -> None:
+    machine = Machine(step_s=0.005, token_s=0.0003)
+    machine.step(MOST, decoding=False)
+    for _ in range(8):
+        machine.step(0)
+        machine.step(machine.tokens())
+    assert machine.tokens() == MOST
+    machine.budget.ended(True, LEAST, 1.2 * ITL_S, machine.now)
+    assert machine.tokens() == LEAST
+
+
 def test_answers_that_lose_their_itl_anyway_hold_back_no_prompt() -> None:
     machine = Machine(0.09, 0.001)
     for _ in range(10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types.requests import Guidance
 from router.api.http.adapted_schema import FORMATS, adapted_schema
+from router.api.http.chat.tool_use import ToolUse
+from router.api.http.structured_output import guidance_of_tools
 
 OTHERS = (
     *("password", "path", "binary", "byte", "regex", "json-pointer", "relative-json-pointer"),
@@ -79,6 +82,7 @@ def test_what_allows_everything_is_left_out(schema: dict[str, Any]) -> None:
         {"type": "object", "propertyNames": {"pattern": "^a"}},
         {"type": "object", "propertyNames": {"type": "integer"}},
         {"type": "object", "propertyNames": {"minLength": 1}},
+        {"type": "object", "propertyNames": {"type": "string", "$anchor": "name"}},
         {"const": {"format": "password", "uniqueItems": False}},
         {"properties": {"format": {"type": "string"}, "uniqueItems": {"const": False}}},
         {"default": [{"format": "x"}], "type": "string"},
@@ -101,7 +105,7 @@ def test_a_reference_may_have_the_characters_of_any_name(
     """Also without the #, as LiteLLM sends it, and where the schema becomes a part of another."""
     part = {"type": "object", "properties": {"v": {"type": "integer"}}, "required": ["v"]}
     schema = {
-        "$ref": f"{beginning}/$defs/{name.replace('%', '%25')}",
+        "$ref": f"{beginning}/$defs/{name}",
         "$defs": {name: part},
     }
     if moved:
@@ -112,18 +116,46 @@ def test_a_reference_may_have_the_characters_of_any_name(
     assert not allows(schema, '{"w": 5}')
 
 
-def test_anchors_of_several_schemas_do_not_meet() -> None:
-    def tool(kind: str) -> dict[str, Any]:
-        return {"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": kind}}}
+PARTS = ("a", "a-b", "b", "b-c", "c", "_0-c", "0", "a.b", "-")
 
-    parts = {
-        name: adapted_schema(tool(kind), f"#/$defs/{name}", f"_{name}-")
-        for name, kind in (("1st", "boolean"), ("2nd", "null"))
-    }
-    for name, text in (("1st", "true"), ("2nd", "null")):
-        schema = {"$ref": f"#/$defs/{name}", "$defs": parts}
-        assert allows(schema, text)
-        assert not allows(schema, "true" if text == "null" else "null")
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("names", list(permutations(PARTS, 2)), ids="-".join)
+@pytest.mark.parametrize("anchors", [("c", "b-c"), ("b-c", "c"), ("_0-c", "c"), ("c", "c")])
+def test_anchors_of_several_tools_do_not_meet(
+    names: tuple[str, str], anchors: tuple[str, str]
+) -> None:
+    tools = tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"v": {"$ref": f"#{anchor}"}},
+                    "required": ["v"],
+                    "$defs": {"d": {"$anchor": anchor, "type": kind}},
+                },
+            },
+        }
+        for name, anchor, kind in zip(names, anchors, ("boolean", "null"), strict=True)
+    )
+    guidance = guidance_of_tools(ToolUse(tools, "", "required"))  # type: ignore[arg-type]
+    assert guidance is not None
+    schema = json.loads(guidance.source)
+    for name, value in zip(names, ("true", "null"), strict=True):
+        call = f'[{{"name": "{name}", "arguments": {{"v": '
+        assert allows(schema, call + value)
+        assert not allows(schema, call + ("true" if value == "null" else "null"))
+
+
+def test_a_long_name_of_a_tool_does_not_make_its_references_longer() -> None:
+    references = {f"p{number}": {"$ref": "#/$defs/d"} for number in range(800)}
+    parameters = {"type": "object", "properties": references, "$defs": {"d": {"type": "null"}}}
+    tool = {"type": "function", "function": {"name": "n" * 128, "parameters": parameters}}
+    guidance = guidance_of_tools(ToolUse((tool,), "", "required"))  # type: ignore[arg-type]
+    assert guidance is not None
+    assert len(guidance.source) < 1.5 * len(json.dumps(parameters))
 
 
 def test_a_part_with_an_id_refers_to_its_own_parts() -> None:

@@ -204,7 +204,7 @@ async def test_a_format_has_no_effect_on_an_answer_of_calls(router: RouterHarnes
         "response_format": schema_format({"type": "string"}),
     }
     assert (await asked(router, CHAT, more)).status_code == 200
-    assert sources(router) == [json.dumps({"$ref": "#/$defs/f", "$defs": {"f": CLOSED}})]
+    assert sources(router) == [json.dumps({"$ref": "#/$defs/0", "$defs": {"0": CLOSED}})]
     both = await asked(router, CHAT, more | {"structured_outputs": {"regex": "a"}})
     assert both.json()["error"]["param"] == "structured_outputs"
 
@@ -248,3 +248,40 @@ def sources(router: RouterHarness) -> list[str]:
 async def test_large_grammars_are_taken(router: RouterHarness, name: str) -> None:
     response = await asked(router, CHAT, LARGE[name])
     assert response.status_code == 200, response.text
+
+
+def tool_named(name: str, part: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": part}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+# What is wrong in a tool, and what the error says of it.
+WRONG = {
+    "keyword": ({"not": {}}, '"not" at get_x/properties/x cannot be followed'),
+    "type": ({"type": "strng"}, '"type" at get_x/properties/x is unknown: strng'),
+    "pointer": ({"$ref": "#/$defs/n"}, "Pointer 'get_x/$defs/n' does not exist"),
+    "anchor": ({"$ref": "#here"}, "Anchor 'get_x#here' does not exist"),
+    "document": ({"$ref": "a.json#/b"}, '"$ref" at get_x/properties/x is to another document'),
+}
+
+
+@pytest.mark.parametrize("path", ["required", "named", "beside a format"])
+@pytest.mark.parametrize("name", WRONG)
+async def test_what_is_wrong_in_a_tool_is_told_with_its_name(
+    router: RouterHarness, name: str, path: str
+) -> None:
+    part, words = WRONG[name]
+    more: dict[str, Any] = {"tools": [tool_named("good", {}), tool_named("get_x", part)]}
+    match path:
+        case "required":
+            more["tool_choice"] = "required"
+        case "named":
+            more["tool_choice"] = {"type": "function", "function": {"name": "get_x"}}
+        case _:
+            more["response_format"] = schema_format(SCHEMA)
+    response = await asked(router, CHAT, more)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert words in error["message"]
+    assert "$defs/1" not in error["message"]
+    assert "json-schema:" not in error["message"]

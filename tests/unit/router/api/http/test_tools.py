@@ -317,7 +317,7 @@ async def test_required_calls_follow_a_grammar(
     names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
     assert names == ["weather", "clock"]
     parameters: dict[str, Any] = WEATHER["function"]["parameters"]  # type: ignore[index]
-    assert schema["$defs"]["weather"] == parameters | {"additionalProperties": False}
+    assert schema["$defs"]["0"] == parameters | {"additionalProperties": False}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
