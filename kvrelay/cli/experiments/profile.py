@@ -94,7 +94,9 @@ def profile_view(found: Profile) -> RenderableType:
     table = Table()
     for column in ("step", "time", "error, rms", "largest"):
         table.add_column(column)
-    bends = (f" + {seconds(more)} x (sequences - {least})" for least, more in costs.decode_bends)
+    bends = (
+        f" + {seconds(more)} x max(sequences - {least}, 0)" for least, more in costs.decode_bends
+    )
     formulas = {
         "prefill": f"{seconds(costs.prefill_base_s)} + {seconds(costs.prefill_token_s)} x tokens + "
         f"{seconds(costs.prefill_token_context_s)} x tokens x context",

@@ -160,6 +160,7 @@ KvBudget = Annotated[
     int,
     typer.Option(
         min=0,
+        metavar="N",
         help="Tokens of a sequence that have KV, as kv.eviction.budget_tokens; 0 keeps all.",
         rich_help_panel=_ENGINE,
     ),

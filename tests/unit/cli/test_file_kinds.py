@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import pytest
 import typer
@@ -163,6 +163,18 @@ def test_each_file_that_a_command_reads_has_a_kind() -> None:
     }
     takers = {taker.rpartition(" ")[2] for taker in _TAKES}
     assert {name for name in found if name.rpartition(" ")[2] not in takers} == set()
+
+
+def test_each_option_with_a_value_has_a_word_for_it() -> None:
+    """Otherwise the help shows the name of a type, unless that is a choice of words."""
+    assert [
+        f"{command.name} {param.name}"
+        for command in _commands(typer.main.get_command(app))
+        for param in command.params
+        if param.param_type_name == "option" and not param.hidden
+        if param.metavar is None and not param.is_flag
+        if get_origin(param.type_descriptor.annotation) is not Literal
+    ] == []
 
 
 def _commands(group: Any) -> list[Any]:
