@@ -40,9 +40,9 @@ class ChunkBudget:
         self._given = least
         # Prompt tokens and seconds of the last step; None if no sequence decoded in it.
         self._last: tuple[int, float] | None = None
-        # Whether the last step got no prompt tokens, and fewer than the budget, for a sequence that
-        # joined.
-        self._paused = self._is_cut = False
+        # Whether the last step got fewer prompt tokens than the budget for a sequence that joined,
+        # and whether it got none.
+        self._is_cut = self._paused = False
 
     def tokens(self, itl_s: float | None, waited_s: float, now: float) -> int:
         """Returns the most prompt tokens of the next step.
@@ -59,11 +59,11 @@ class ChunkBudget:
         self._given = self._whole_blocks(self._within(wanted))
         prompts_s = _STEP_SHARE * itl_s - self._step_s
         if waited_s <= 0 or prompts_s <= 0 or self._paused:
-            self._paused = self._is_cut = False
+            self._is_cut = self._paused = False
             return self._given
         left = max(0.0, 1 - waited_s / prompts_s)
         tokens = min(self._given, self._whole_blocks(left * max(wanted, self._given)))
-        self._paused, self._is_cut = tokens == 0, tokens < self._given
+        self._is_cut, self._paused = tokens < self._given, tokens == 0
         return tokens
 
     def ended(self, decoding: bool, prompt_tokens: int, seconds: float, now: float) -> None:

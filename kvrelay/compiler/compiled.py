@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kvrelay.compiler import prebuilt
 from kvrelay.compiler.compiler_process import CompilerFailed, run_compiler
+from kvrelay.open_path import is_open_at
 
 
 class NativeUnavailable(Exception):
@@ -161,8 +162,8 @@ def build(
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Creates the folder and waits until no other process builds in it. The one that built removes
-    the folder, at any moment of another's attempt: it is created anew then.
+    """Creates the folder and waits until no other process builds in it. A process that has built
+    removes the folder, possibly between two calls here. Then it is created again.
     """
     while True:
         with contextlib.suppress(FileExistsError):
@@ -173,19 +174,11 @@ def _only_builder(folder: Path) -> Iterator[None]:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_open_as(descriptor, folder):
+            if is_open_at(descriptor, folder):
                 yield
                 return
         finally:
             os.close(descriptor)
-
-
-def _is_open_as(descriptor: int, folder: Path) -> bool:
-    """Returns whether the folder is still the one that was opened."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _make(command: list[str], target: Path, timeout_s: float, folder: Path | None = None) -> None:

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from kvrelay.open_path import is_open_at
+
 SHORT_PARENT = Path("/tmp")
 """For folders of sockets whose paths would be too long below TMPDIR."""
 
@@ -103,9 +105,9 @@ def _locks(lock: int, path: Path) -> bool:
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), path.lstat())
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         return False
+    return is_open_at(lock, path)
 
 
 def _remove(path: Path) -> None:

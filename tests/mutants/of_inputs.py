@@ -395,8 +395,8 @@ MUTANTS = (
     Mutant(
         "the anchors of several tools do not meet",
         "router/api/http/adapted_schema.py",
-        "value = anchors + value",
-        "pass",
+        "found[name] = anchors + value",
+        "found[name] = value",
         (f"{_ROUTES}/test_adapted_schema.py::test_anchors_of_several_tools_do_not_meet",),
     ),
     Mutant(

@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "a lock on a lock file that has been removed does not count",
         FOLDER,
-        "return os.path.samestat(os.fstat(lock), path.lstat())",
+        "return is_open_at(lock, path)",
         "return True",
         (
             "unit/process/test_owned_folder.py"

@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvrelay.open_path import is_open_at
 from kvrelay.types.kv_block import BlockKey, tenant_folder
 from kvrelay.worker.tiers.block_file import HEADER_BYTES, BadBlockFile, BlockHeader
 
@@ -153,11 +154,7 @@ class SlotFolder:
         name since. Raises OSError.
         """
         assert self._slot is not None, "a folder is claimed before it is checked"
-        try:
-            lock = os.lstat(self._slot / "lock")
-        except FileNotFoundError:
-            lock = None
-        if lock is None or not os.path.samestat(lock, os.fstat(self._lock)):
+        if not is_open_at(self._lock, self._slot / "lock"):
             raise FolderLost(errno.ENOENT, "somebody has removed the folder", str(self._slot))
 
     def release(self) -> None:

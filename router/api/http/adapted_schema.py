@@ -45,22 +45,16 @@ def adapted_schema(schema: Any, to: str = "#", anchors: str = "") -> Any:
         to, anchors = "#", ""
     found: dict[str, Any] = {}
     for name, value in schema.items():
-        if isinstance(value, dict | list):
-            if name in NAMED_SCHEMAS and isinstance(value, dict):
-                value = {key: adapted_schema(one, to, anchors) for key, one in value.items()}
-            elif name in VALUES:
-                pass
-            elif name == "propertyNames" and _allows_each_name(value):
-                continue
-            else:
-                value = adapted_schema(value, to, anchors)
-        elif _binds_nothing(name, value):
-            continue
+        if name in VALUES:
+            found[name] = value
+        elif name in NAMED_SCHEMAS and isinstance(value, dict):
+            found[name] = {key: adapted_schema(one, to, anchors) for key, one in value.items()}
         elif name == "$ref" and isinstance(value, str):
-            value = _reference(value, to, anchors)
+            found[name] = _reference(value, to, anchors)
         elif name == "$anchor" and isinstance(value, str):
-            value = anchors + value
-        found[name] = value
+            found[name] = anchors + value
+        elif not _binds_nothing(name, value):
+            found[name] = adapted_schema(value, to, anchors)
     return found
 
 
@@ -71,13 +65,13 @@ def _binds_nothing(name: str, value: Any) -> bool:
         case "uniqueItems":
             return value is False
         case "propertyNames":
-            return value is True
+            return value is True or (isinstance(value, dict) and _allows_each_name(value))
     return False
 
 
-def _allows_each_name(schema: dict[str, Any] | list[Any]) -> bool:
+def _allows_each_name(schema: dict[str, Any]) -> bool:
     """Whether each string is a value of the schema, and nothing can refer to a part of it."""
-    if isinstance(schema, list) or not _NAMES.isdisjoint(schema):
+    if not _NAMES.isdisjoint(schema):
         return False
     binding = {name: value for name, value in schema.items() if name not in REMARKS}
     return binding.items() <= {"type": "string", "minLength": 0}.items()

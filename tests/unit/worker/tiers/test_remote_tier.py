@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -257,8 +257,11 @@ async def test_a_store_that_has_to_forget_too_many_blocks_is_not_read(
             assert await tier.read(number) == []
 
 
-def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
-    """Holds what a store has returned. The events: a read is held, and reads go on."""
+@asynccontextmanager
+async def held_read(
+    tier: Remote, numbers: Iterable[int], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[asyncio.Task[list[bytes]]]:
+    """Holds what a store has returned to a read until the context exits."""
     began, goes_on, get = asyncio.Event(), asyncio.Event(), store_link.StoreLink.get
 
     async def slow(*arguments: Any) -> list[StoredBlock]:
@@ -268,21 +271,23 @@ def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.
         return found
 
     monkeypatch.setattr(store_link.StoreLink, "get", slow)
-    return began, goes_on
+    reading = asyncio.create_task(tier.read(*numbers))
+    await began.wait()
+    try:
+        yield reading
+    finally:
+        goes_on.set()
 
 
 async def test_a_block_that_comes_into_doubt_while_it_is_read_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    began, goes_on = hold_reads(monkeypatch)
     async with store() as (address, _), remote(address) as tier:
         await tier.opened()
         await tier.put(in_doubt(1))
-        reading = asyncio.create_task(tier.read(1))
-        await began.wait()
-        tier.tier.forget(key(1))
-        await tier.put(stored(1))
-        goes_on.set()
+        async with held_read(tier, [1], monkeypatch) as reading:
+            tier.tier.forget(key(1))
+            await tier.put(stored(1))
         assert await reading == []
         assert await tier.read(1) == [contents(1)]
 
@@ -291,16 +296,13 @@ async def test_a_read_keeps_what_comes_before_a_block_that_comes_into_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also if it comes into doubt a second time, as each block does that is computed again."""
-    began, goes_on = hold_reads(monkeypatch)
     async with store() as (address, _), remote(address) as tier:
         await tier.opened()
         await tier.put(*map(stored, range(4)))
-        reading = asyncio.create_task(tier.read(*range(4)))
-        await began.wait()
-        tier.tier.forget(key(7))
-        await tier.put(stored(7))
-        tier.tier.forget(key(2))
-        goes_on.set()
+        async with held_read(tier, range(4), monkeypatch) as reading:
+            tier.tier.forget(key(7))
+            await tier.put(stored(7))
+            tier.tier.forget(key(2))
         assert await reading == [contents(0), contents(1)]
 
 
@@ -413,12 +415,9 @@ async def test_a_copy_that_is_offered_while_another_one_is_read_stays(
         await tier.opened()
         tier.tier.forget(key(1))
         await tier.put(stored(1))
-        began, goes_on = hold_reads(monkeypatch)
-        reading = asyncio.create_task(tier.read(1))
-        await began.wait()
-        tier.tier._links[address]._known.clear()
-        await tier.put(in_doubt(1))
-        goes_on.set()
+        async with held_read(tier, [1], monkeypatch) as reading:
+            tier.tier._links[address]._known.clear()
+            await tier.put(in_doubt(1))
         assert await reading == []
         assert await tier.read(1) == [in_doubt(1).copy.data.tobytes()]
 
