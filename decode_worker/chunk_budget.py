@@ -53,6 +53,7 @@ class ChunkBudget:
           none has. After a step without prompt tokens, there are some.
         """
         if itl_s is None:
+            self._is_cut = self._paused = False
             return self._most
         wanted = self._estimate(_STEP_SHARE * itl_s, now)
         # Steps of the same size are faster, and a chunk should fill its blocks.

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from kvrelay.compiler import prebuilt
 from kvrelay.compiler.compiler_process import CompilerFailed, run_compiler
-from kvrelay.open_path import is_open_at
 
 
 class NativeUnavailable(Exception):
@@ -174,11 +173,21 @@ def _only_builder(folder: Path) -> Iterator[None]:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_open_at(descriptor, folder):
+            if _is_open_as(descriptor, folder):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _is_open_as(descriptor: int, folder: Path) -> bool:
+    """Returns whether the folder is still the one that was opened. As in kvrelay.open_path, which
+    the build of the image does not have: it has this package alone.
+    """
+    try:
+        return os.path.samestat(folder.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _make(command: list[str], target: Path, timeout_s: float, folder: Path | None = None) -> None:

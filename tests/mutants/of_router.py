@@ -435,8 +435,8 @@ MUTANTS = (
     Mutant(
         "prompts on the local path leave the answers their ITL",
         "decode_worker/chunk_budget.py",
-        "        if itl_s is None:\n            return self._most\n        #",
-        "        if True:\n            return self._most\n        #",
+        "        if itl_s is None:\n            self._is_cut",
+        "        if True:\n            self._is_cut",
         (
             "unit/decode_worker/test_chunk_budget.py::test_steps_take_the_itl_or_the_least_or_the_most",
             "unit/decode_worker/test_chunk_budget.py::test_a_prompt_leaves_the_answers_their_itl",

@@ -78,7 +78,7 @@ def _allows_each_name(schema: dict[str, Any]) -> bool:
 
 
 def _reference(value: str, to: str, anchors: str) -> str:
-    if value == "#" or value.startswith("#/"):
+    if value in ("", "#") or value.startswith("#/"):
         value = to + value[1:]
     elif value.startswith(_WITHOUT_FRAGMENT):
         value = to + value

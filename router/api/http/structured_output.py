@@ -26,7 +26,9 @@ from router.frontend.answer_parsers.formats import CallSyntax
 
 MAX_ALTERNATIVES = 4096
 # Where `_definitions` puts the schema of a tool, and how it begins the tool's anchors.
-_TOOL_PLACE = re.compile(r"#?/\$defs/(?P<place>\d{1,4})(?![^/'\s])|\b_(?P<anchor>\d{1,4})-")
+_TOOL_PLACE = re.compile(
+    r"(?<![^\s'#])#?/\$defs/(?P<place>[0-9]{1,4})(?![^/'\s])|(?<=Anchor ')_(?P<anchor>[0-9]{1,4})-"
+)
 
 
 class NamedSchema(TypedDict):
@@ -216,7 +218,8 @@ def with_tool_names(reason: str, use: ToolUse) -> str:
     if use.mode == "required":
         return _TOOL_PLACE.sub(named, reason)
     before, rule, after = reason.partition("rule tools: ")
-    return f"{before}tools: {_TOOL_PLACE.sub(named, after)}" if rule else reason
+    is_of_tools = rule and before == "guidance is not accepted: "
+    return f"{before}tools: {_TOOL_PLACE.sub(named, after)}" if is_of_tools else reason
 
 
 def only_guidance(use: ToolUse | None, **formats: Guidance | None) -> tuple[str, Guidance | None]:

@@ -133,6 +133,18 @@ def test_one_odd_step_halves_the_budget_at_most(waited_s: float) -> None:
     assert machine.tokens() >= usual / 2
 
 
+def test_a_step_without_an_itl_ends_what_a_hand_off_began() -> None:
+    machine = Machine(step_s=0.005, token_s=0.0003)
+    machine.step(MOST, decoding=False)
+    for _ in range(8):
+        machine.step(0)
+        machine.step(machine.tokens())
+    assert machine.tokens(ITL_S) == 0
+    machine.step(0)
+    assert machine.budget.tokens(None, 0.0, machine.now) == MOST
+    assert machine.tokens(ITL_S) == 0
+
+
 def test_a_short_prompt_in_a_step_that_took_too_long_is_no_reason_for_a_large_chunk() -> None:
     machine = Machine(step_s=0.005, token_s=0.0003)
     machine.step(MOST, decoding=False)

@@ -158,6 +158,15 @@ def test_a_long_name_of_a_tool_does_not_make_its_references_longer() -> None:
     assert len(guidance.source) < 1.5 * len(json.dumps(parameters))
 
 
+@pytest.mark.parametrize("root", ["#", ""])
+def test_the_root_of_a_moved_schema_is_its_own(root: str) -> None:
+    properties = {"v": {"type": "integer"}, "next": {"$ref": root}}
+    part = {"type": "object", "properties": properties}
+    schema = {"items": {"$ref": "#/$defs/f"}, "$defs": {"f": adapted_schema(part, "#/$defs/f")}}
+    assert allows(schema, '[{"v": 1, "next": {"v": 2')
+    assert not allows(schema, '[{"v": 1, "next": [')
+
+
 def test_a_part_with_an_id_refers_to_its_own_parts() -> None:
     part = {"$id": "http://a/b", "$ref": "#/$defs/y", "$defs": {"y": {"type": "boolean"}}}
     schema = {"$ref": "#/$defs/f", "$defs": {"f": adapted_schema({"items": part}, "#/$defs/f")}}

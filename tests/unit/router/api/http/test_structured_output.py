@@ -260,6 +260,8 @@ WRONG = {
     "keyword": ({"not": {}}, '"not" at get_x/properties/x cannot be followed'),
     "type": ({"type": "strng"}, '"type" at get_x/properties/x is unknown: strng'),
     "pointer": ({"$ref": "#/$defs/n"}, "Pointer 'get_x/$defs/n' does not exist"),
+    "number": ({"$ref": "#/$defs/0"}, "Pointer 'get_x/$defs/0' does not exist"),
+    "value": ({"type": "_0-x"}, '"type" at get_x/properties/x is unknown: _0-x'),
     "anchor": ({"$ref": "#here"}, "Anchor 'get_x#here' does not exist"),
     "document": ({"$ref": "a.json#/b"}, '"$ref" at get_x/properties/x is to another document'),
 }
